@@ -1,0 +1,101 @@
+"""One pure torch function an operation: its definition, its default implementation and every kernel's oracle."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.batch import Batch
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * w, or * (1 + w); the mean in fp32. x: (..., d), weight: (d,). arXiv 1910.07467."""
+    wide = x.float() if x.dtype != torch.float64 else x
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    scale = weight.to(wide.dtype) + 1 if plus_one else weight.to(wide.dtype)
+    return (wide * scale).to(x.dtype)
+
+
+def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE in the half-split layout on the first 2 * cos.shape[-1] dimensions; the rest passes through.
+
+    x: (T, heads, d); cos, sin: (T, r / 2) with r <= d. arXiv 2104.09864 in the layout of GPT-NeoX.
+    """
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)                # (T, 1, r / 2)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+def write_kv(k_pages: Tensor, v_pages: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None:
+    """Store k (T, heads, d) and v (T, heads, dv) at batch.slots of pages (pages, heads, page_size, d)."""
+    assert batch.slots is not None
+    page, offset = batch.slots // batch.page_size, batch.slots % batch.page_size
+    k_pages[page, :, offset] = k.to(k_pages.dtype)
+    v_pages[page, :, offset] = v.to(v_pages.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None = None,
+           sinks: Tensor | None = None) -> Tensor:
+    """Softmax attention of one row. q: (n, H, d); k: (K, L, d); v: (K, L, dv); mask: (n, L) or None -> (n, H, dv).
+
+    Scores and softmax in fp32 (fp64 for fp64 inputs). softcap: c tanh(s / c). sinks: (H,) logits that take part in the
+    softmax and are dropped.
+    """
+    n, heads, _ = q.shape
+    groups = heads // k.shape[0]
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q = q.view(n, k.shape[0], groups, -1).permute(1, 2, 0, 3).flatten(1, 2)              # (K, G * n, d)
+    scores = (q @ k.to(q.dtype).transpose(1, 2)).to(wide) * scale                        # (K, G * n, L)
+    scores = scores.view(k.shape[0], groups, n, -1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        column = sinks.to(wide).view(k.shape[0], groups, 1, 1).expand(-1, -1, n, 1)
+        weights = torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, -1)
+    out = weights.to(q.dtype).flatten(1, 2) @ v.to(q.dtype)                              # (K, G * n, dv)
+    return out.view(k.shape[0], groups, n, -1).permute(2, 0, 1, 3).reshape(n, heads, -1)
+
+
+def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, *, scale: float,
+                    window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+    """Attention of every row over its own cached keys and values, those just written included.
+
+    q: (T, H, d); k_pages: (pages, K, page_size, d); v_pages: (pages, K, page_size, dv) -> (T, H, dv).
+    """
+    assert batch.page_table is not None
+    out = []
+    for row in range(batch.rows):
+        a, b, context = batch.offsets[row], batch.offsets[row + 1], batch.context(row)
+        pages = batch.page_table[row, :-(-context // batch.page_size)]
+        k = k_pages[pages].transpose(0, 1).flatten(1, 2)[:, :context]                    # (K, L, d)
+        v = v_pages[pages].transpose(0, 1).flatten(1, 2)[:, :context]
+        out.append(attend(q[a:b], k, v, batch.mask(row, window), scale, softcap, sinks))
+    return torch.cat(out)
+
+
+def ragged_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, *, scale: float, window: int | None = None,
+                     softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+    """The same without a cache, for whole sequences: k (T, K, d) and v (T, K, dv) are the batch's own rows."""
+    out = []
+    for row in range(batch.rows):
+        a, b = batch.offsets[row], batch.offsets[row + 1]
+        assert batch.starts[row] == 0, "without a cache a row starts at position 0"
+        out.append(attend(q[a:b], k[a:b].transpose(0, 1), v[a:b].transpose(0, 1), batch.mask(row, window), scale,
+                          softcap, sinks))
+    return torch.cat(out)
+
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}

@@ -1,0 +1,171 @@
+"""Data that crosses module borders. No torch here, so that the command line starts quickly.
+
+State specifications are what a model declares per layer (`model.state_spec()`) and what the cache store builds from.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ridgeline.sampling_params import SamplingParams
+
+TARGET = "target"
+
+
+@dataclass(frozen=True)
+class PagedKV:
+    """Keys and values of one softmax-attention layer, one row a token.
+
+    heads: KV heads; key_dim, value_dim: width of one head; window: keys a query sees, itself included (None = all).
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    def elements_per_token(self) -> int:
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """State of fixed size: for each named tensor its shape for one sequence and its dtype (a torch dtype's name)."""
+
+    tensors: tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """This layer keeps nothing of its own; it reads the cache of `layer` in the model that plays `role`."""
+
+    role: str
+    layer: int
+
+
+LayerState = PagedKV | Recurrent | Shared
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"          # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"      # max_tokens or the context is used up
+    ABORT = "abort"        # the caller went away
+    ERROR = "error"        # this request failed; `error` says why
+
+
+@dataclass
+class TokenLogprobs:
+    """Log-probability of one token under the unprocessed distribution, its rank (1 = most likely) and the best k."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds on the monotonic clock of the engine's process; None until the event has happened."""
+
+    arrival: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    target_steps: int = 0
+    token_times: list[float] = field(default_factory=list)
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.scheduled is None else self.scheduled - self.arrival
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.finished is None else self.finished - self.arrival
+
+    @property
+    def itl_s(self) -> list[float]:
+        """One value a token after the first: a step that commits k tokens D seconds after the last gives k values D/k."""
+        gaps: list[float] = []
+        times, i = self.token_times, 1
+        while i < len(times):
+            j = i
+            while j + 1 < len(times) and times[j + 1] == times[i]:
+                j += 1
+            if times[i] > times[i - 1]:
+                gaps += [(times[i] - times[i - 1]) / (j - i + 1)] * (j - i + 1)
+            i = j + 1
+        return gaps
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(last token - first token) / (tokens - tokens that came together with the first)."""
+        if self.first_token is None or self.last_token is None:
+            return None
+        together = sum(1 for t in self.token_times if t == self.first_token)
+        rest = len(self.token_times) - together
+        return (self.last_token - self.first_token) / rest if rest else None
+
+
+@dataclass
+class EngineRequest:
+    """One prompt and what is wanted of it, already tokenised. `request_id` is unique among live requests."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    strategy: str | None = None    # name in the engine's strategies; None = the engine's default
+    index: int = 0                 # which of the request's n samples
+    arrival: float | None = None
+
+
+@dataclass
+class StepOutput:
+    """What one engine step adds to one sample of a request."""
+
+    request_id: str
+    index: int
+    new_tokens: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: Exception | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One sample. `token_bytes` of each logprob entry is looked up in the tokenizer by whoever prints it."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass
+class RequestOutput:
+    """The whole answer to one prompt, or with streaming its state so far."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    error: Exception | None = None
