@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from ridgeline.sampling_params import SamplingParams
+if TYPE_CHECKING:
+    from ridgeline.sampling_params import SamplingParams
 
 TARGET = "target"
 
@@ -96,7 +98,7 @@ class RequestMetrics:
 
     @property
     def itl_s(self) -> list[float]:
-        """One value a token after the first: a step that commits k tokens D seconds after the last gives k values D/k."""
+        """One value a token after the first: a step with k tokens, D seconds after the last, gives k values D/k."""
         gaps: list[float] = []
         times, i = self.token_times, 1
         while i < len(times):
