@@ -69,7 +69,7 @@ class GGUFFile:
         self.path = Path(path)
         try:
             with self.path.open("rb") as handle:
-                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
         except ValueError:  # mmap's word for a file of length zero
             raise CorruptFile(f"{self.path}: the file is empty; expected a GGUF file") from None
         except OSError as error:
@@ -95,7 +95,10 @@ class GGUFFile:
         self._check_overlap()
 
     def raw(self, name: str) -> np.ndarray:
-        """The stored bytes of a tensor: a read-only uint8 view of the mapped file, (rows, row_bytes)."""
+        """The stored bytes of a tensor: a uint8 view of the mapped file, (rows, row_bytes).
+
+        The mapping is private: writing to the view copies the page and leaves the file alone.
+        """
         tensor = self.tensors[name]
         data = self._bytes[tensor.offset : tensor.offset + tensor.nbytes]
         return data.reshape(-1, tensor.row_bytes)  # (rows, row_bytes)
