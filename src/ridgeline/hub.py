@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ PACKAGED = {
 }
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_PART = re.compile(r"(.+)-\d{5}-of-\d{5}\.gguf")
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 _SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]  # configuration and tokenizers
 
 
@@ -99,56 +100,62 @@ def _assembled(name: str) -> Path:
 
 
 def _from_hub(repository: str, choice: str, revision: str | None, progress: bool) -> Path:
+    cached = _snapshot(repository, [], revision, progress, local=True)
+    if cached is not None and (found := _cached_model(cached, choice)) is not None:
+        return found
+    files = _list_files(repository, revision)
+    ggufs = sorted(file for file in files if file.endswith(".gguf"))
     if choice:
-        pattern = choice if choice.endswith(".gguf") else f"*{choice}*.gguf"
-        patterns = [pattern] if choice.endswith(".gguf") else [pattern, pattern.replace(choice, choice.lower())]
-        cached = _snapshot(repository, patterns, revision, progress, local=True)
-        if cached is not None and (file := _chosen(cached, choice)) is not None:
-            return file
-        listed = [f for f in _list_files(repository, revision) if f.endswith(".gguf")]
-        wanted = _matching(listed, choice)
+        wanted = _matching(ggufs, choice)
         if not wanted:
-            raise ModelNotFound(f"{repository}: no GGUF file matches {choice!r}; it has: {', '.join(listed) or 'none'}")
-        folder = _snapshot(repository, wanted, revision, progress, local=False)
-        assert folder is not None
-        return folder / wanted[0]
-    cached = _snapshot(repository, ["*.safetensors", *_SMALL_FILES], revision, progress, local=True)
-    if cached is not None and _complete(cached):
-        return cached
-    listed = _list_files(repository, revision)
-    if any(file.endswith(".safetensors") for file in listed):
+            raise ModelNotFound(f"{repository}: no GGUF file matches {choice!r}; it has: {', '.join(ggufs) or 'none'}")
+    elif any(file.endswith(".safetensors") for file in files):
         # Top level only: sub-folders hold other formats and extra copies.
-        patterns = [f for f in listed if "/" not in f and _matches_any(f, ["*.safetensors", *_SMALL_FILES])]
-        folder = _snapshot(repository, patterns, revision, progress, local=False)
-        assert folder is not None
-        return folder
-    models = sorted(f for f in listed if f.endswith(".gguf"))
-    if not models:
+        wanted = [f for f in files if "/" not in f and any(fnmatch(f, p) for p in ("*.safetensors", *_SMALL_FILES))]
+    elif not ggufs:
         raise ModelNotFound(f"{repository}: holds neither safetensors nor GGUF files")
-    if len({m[1] if (m := _PART.fullmatch(f)) else f for f in models}) > 1:
-        raise ModelNotFound(f"{repository}: holds several GGUF models; name one, as in {repository}:{models[0]}: "
-                            f"{', '.join(models)}")
-    folder = _snapshot(repository, models, revision, progress, local=False)
+    elif len(_models(ggufs)) > 1:
+        raise ModelNotFound(
+            f"{repository}: holds {len(_models(ggufs))} GGUF models; name one, as in {repository}:{ggufs[0]}. "
+            f"It has: {', '.join(ggufs)}"
+        )
+    else:
+        wanted = ggufs
+    folder = _snapshot(repository, wanted, revision, progress, local=False)
     assert folder is not None
-    return folder / models[0]
+    return folder / wanted[0] if wanted[0].endswith(".gguf") else folder
+
+
+def _cached_model(folder: Path, choice: str) -> Path | None:
+    """What a cached snapshot holds of the wanted model, if it is all there."""
+    if not choice and _complete(folder):
+        return folder
+    ggufs = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
+    if not choice and ((folder / "config.json").exists() or len(_models(ggufs)) != 1):
+        return None  # a repository of safetensors, or several models
+    found = _matching(ggufs, choice) if choice else ggufs
+    if not found:
+        return None
+    split = _PART.fullmatch(found[0])
+    return folder / found[0] if split is None or len(found) == int(split[2]) else None
 
 
 def _complete(folder: Path) -> bool:
-    """A cached snapshot may hold only the config or only the tokenizer."""
+    """A cached snapshot may hold only the config, only the tokenizer, or some of the shards."""
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return any(folder.glob("*.safetensors"))
-    import json
+    from ridgeline.weights.hf_config import read_json
 
-    shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    return all((folder / shard).is_file() for shard in shards)
+    shards = read_json(index).get("weight_map")
+    return isinstance(shards, dict) and all((folder / str(shard)).is_file() for shard in shards.values())
 
 
-def _chosen(folder: Path, choice: str) -> Path | None:
-    found = _matching([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], choice)
-    return folder / found[0] if found else None
+def _models(ggufs: Iterable[str]) -> set[str]:
+    """GGUF files, the parts of a split model counted as one."""
+    return {match[1] if (match := _PART.fullmatch(file)) else file for file in ggufs}
 
 
 def _matching(files: Iterable[str], choice: str) -> list[str]:
@@ -167,12 +174,6 @@ def _matching(files: Iterable[str], choice: str) -> list[str]:
     return [f for f in files if (m := _PART.fullmatch(f)) is not None and m[1] == split[1]]
 
 
-def _matches_any(file: str, patterns: list[str]) -> bool:
-    from fnmatch import fnmatch
-
-    return any(fnmatch(file, pattern) for pattern in patterns)
-
-
 def _snapshot(
     repository: str, patterns: list[str], revision: str | None, progress: bool, *, local: bool
 ) -> Path | None:
@@ -187,18 +188,19 @@ def _snapshot(
 
     with _explaining(repository, revision):
         try:
-            folder = snapshot_download(
+            folder: str | None = snapshot_download(
                 repository,
                 revision=revision,
-                allow_patterns=patterns,
+                allow_patterns=patterns or None,
                 local_files_only=local,
                 tqdm_class=tqdm if progress and not local else Quiet,
             )
-        except LocalEntryNotFoundError:
-            if local:
-                return None
-            raise
-    return Path(str(folder))
+        except LocalEntryNotFoundError as error:
+            if not local:
+                raise
+            # Newer clients tell where an incomplete snapshot is; the caller looks for the files it needs.
+            folder = getattr(error, "snapshot_path", None)
+    return Path(folder) if folder is not None else None
 
 
 def _list_files(repository: str, revision: str | None) -> list[str]:

@@ -140,13 +140,16 @@ def _common(f: _Fields, model_type: str) -> dict[str, Any]:
         "rope_theta": f.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(f),
         "tie_word_embeddings": not f.has("output.weight"),
-        "attention_bias": f.has("blk.0.attn_q.bias") or f.has("blk.0.attn_qkv.bias"),
-        "mlp_bias": f.has("blk.0.ffn_up.bias"),
     }
     rotated = f.positive("rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
     return config
+
+
+def _attention_bias(f: _Fields) -> dict[str, Any]:
+    blocks = (name for name in f.shapes if name.startswith("blk."))
+    return {"attention_bias": any(name.endswith(".attn_q.bias") for name in blocks)}
 
 
 def _rope_scaling(f: _Fields) -> dict[str, Any] | None:
@@ -193,7 +196,7 @@ def _layer_types(f: _Fields, layers: int, default_period: int) -> list[str]:
 
 
 def _llama(f: _Fields) -> dict[str, Any]:
-    return _common(f, "llama")
+    return _common(f, "llama") | _attention_bias(f) | {"mlp_bias": f.has("blk.0.ffn_up.bias")}
 
 
 def _mistral3(f: _Fields) -> dict[str, Any]:
@@ -209,7 +212,7 @@ def _qwen2(f: _Fields) -> dict[str, Any]:
 
 
 def _qwen3(f: _Fields) -> dict[str, Any]:
-    return _common(f, "qwen3") | {"use_sliding_window": False, "sliding_window": None}
+    return _common(f, "qwen3") | _attention_bias(f) | {"use_sliding_window": False, "sliding_window": None}
 
 
 def _phi3(f: _Fields) -> dict[str, Any]:
@@ -221,7 +224,7 @@ def _phi3(f: _Fields) -> dict[str, Any]:
 
 
 def _olmo2(f: _Fields) -> dict[str, Any]:
-    config = _common(f, "olmo2")
+    config = _common(f, "olmo2") | _attention_bias(f)
     if window := f.integer("attention.sliding_window", 0):  # OLMo 3 shares the architecture name
         config |= {
             "model_type": "olmo3",
@@ -232,12 +235,13 @@ def _olmo2(f: _Fields) -> dict[str, Any]:
 
 
 def _gemma(f: _Fields, model_type: str, layers_of_27b: int) -> dict[str, Any]:
-    config = _common(f, model_type)
+    config = _common(f, model_type) | _attention_bias(f)
     large = config["num_hidden_layers"] == layers_of_27b
     config["query_pre_attn_scalar"] = (
         config["hidden_size"] // config["num_attention_heads"] if large else config["head_dim"]
     )
-    config["hidden_activation"] = config.pop("hidden_act").replace("silu", "gelu_pytorch_tanh")
+    del config["hidden_act"]
+    config["hidden_activation"] = "gelu_pytorch_tanh"
     config["final_logit_softcapping"] = f.number("final_logit_softcapping", None)
     return config
 
@@ -278,7 +282,7 @@ def _gpt2(f: _Fields) -> dict[str, Any]:
 
 
 def _qwen35(f: _Fields) -> dict[str, Any]:
-    config = _common(f, "qwen3_5_text")
+    config = _common(f, "qwen3_5_text") | _attention_bias(f)
     layers = config["num_hidden_layers"] - f.integer("nextn_predict_layers", 0)
     recurrent = f.file.metadata.get("qwen35.attention.recurrent_layers")
     if not isinstance(recurrent, np.ndarray):
