@@ -29,7 +29,7 @@ class Batch:
     hi: Tensor                               # (T,) int64
     tokens: Tensor | None = None             # (T,) int64
     feed: Tensor | None = None               # (T, width): rows fed with or instead of tokens
-    parents: tuple[tuple[int, ...] | None, ...] = ()   # per row: index of each token's parent in the row, -1 = before it
+    parents: tuple[tuple[int, ...] | None, ...] = ()   # per row: each token's parent in the row, -1 = before the row
     page_size: int = 0
     page_table: Tensor | None = None         # (R, pages) int64, padded with 0
     slots: Tensor | None = None              # (T,) int64: page * page_size + offset that each token's K and V go to

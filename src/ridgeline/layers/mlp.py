@@ -28,3 +28,18 @@ class GatedMLP(nn.Module):
         """x: (T, hidden) -> (T, hidden)."""
         out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
         return out
+
+
+class MLP(nn.Module):
+    """down(act(up(x))) with biases, as in GPT-2."""
+
+    def __init__(self, hidden: int, intermediate: int, act: str):
+        super().__init__()
+        self.up_proj = nn.Linear(hidden, intermediate)
+        self.down_proj = nn.Linear(intermediate, hidden)
+        self.act_name, self.act = act, activation(act)
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """x: (T, hidden) -> (T, hidden)."""
+        out: Tensor = self.down_proj(self.act(self.up_proj(x)))
+        return out

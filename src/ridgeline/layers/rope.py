@@ -32,11 +32,11 @@ class Rotary:
         return ops.rotate_half(q, cos, sin), ops.rotate_half(k, cos, sin)
 
     def tables(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(T, r / 2) cos and sin, computed in fp32 once per batch."""
+        """(T, r / 2) cos and sin, computed once per batch in fp32 (fp64 for fp64)."""
         key = ("rope", id(self), dtype)
         if key not in batch.memo:
-            inv_freq = self.inv_freq.to(batch.positions.device)
-            angle = batch.positions[:, None].to(inv_freq.dtype) * inv_freq                  # (T, r / 2)
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            angle = batch.positions[:, None].to(wide) * self.inv_freq.to(batch.positions.device, wide)   # (T, r / 2)
             batch.memo[key] = (angle.cos() * self.scaling).to(dtype), (angle.sin() * self.scaling).to(dtype)
         tables: tuple[Tensor, Tensor] = batch.memo[key]
         return tables

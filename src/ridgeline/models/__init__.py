@@ -11,7 +11,17 @@ from ridgeline.errors import UnsupportedModel
 from ridgeline.models.base import CausalLM, ModelConfig
 
 MODELS = {
+    "gemma2": "gemma2:Gemma2",
+    "gemma3_text": "gemma3_text:Gemma3Text",
+    "gpt2": "gpt2:GPT2",
     "llama": "llama:Llama",
+    "mistral": "mistral:Mistral",
+    "olmo2": "olmo2:Olmo2",
+    "phi3": "phi3:Phi3",
+    "qwen2": "qwen2:Qwen2",
+    "qwen3": "qwen3:Qwen3",
+    "qwen3_5_text": "qwen3_5_text:Qwen35Text",
+    "sdar": "sdar:SDAR",
 }
 
 
@@ -24,8 +34,8 @@ def build_model(raw: Mapping[str, Any], *, max_model_len: int | None = None) -> 
     if model_type not in MODELS:
         raise UnsupportedModel(f"model_type {model_type!r} has no implementation; known: {', '.join(sorted(MODELS))}")
     module, name = MODELS[model_type].split(":")
-    family = getattr(importlib.import_module(f"ridgeline.models.{module}"), name)
-    config = ModelConfig.read(raw, max_model_len=max_model_len, **getattr(family, "DEFAULTS", {}))
+    family: Any = getattr(importlib.import_module(f"ridgeline.models.{module}"), name)
+    config = ModelConfig.read(raw, max_model_len=max_model_len, complete=family.complete, **family.DEFAULTS)
     with torch.device("meta"):
         model: CausalLM = family(config)
     return model.eval()

@@ -1,18 +1,21 @@
 """What every model family shares: reading the config, the shape of a causal language model, its declarations."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from ridgeline.batch import Batch
 from ridgeline.cache.view import CacheView
 from ridgeline.errors import UnsupportedModel
+from ridgeline.layers.attention import Attention
 from ridgeline.layers.rope import Rotary, build_rotary
 from ridgeline.types import LayerState
 from ridgeline.weights.mapping import From
+
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,20 @@ class ModelConfig:
     max_position: int
     tied: bool
     layer_types: tuple[str, ...]           # "full_attention" | "sliding_attention" | "linear_attention", one a layer
-    sliding_window: int | None
+    sliding_window: int | None             # keys a query of a sliding layer sees, itself included
     max_model_len: int                     # the longest context that this engine serves
-    raw: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    raw: Mapping[str, Any] = field(repr=False, default_factory=dict)   # every field that is not null
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any], *, max_model_len: int | None = None, **defaults: Any) -> ModelConfig:
-        """defaults: values a family assumes where its config.json is silent, under Hugging Face field names."""
-        values = {**defaults, **{k: v for k, v in raw.items() if v is not None}}
+    def read(cls, raw: Mapping[str, Any], *, max_model_len: int | None = None,
+             complete: Callable[[dict[str, Any]], None] | None = None, **defaults: Any) -> ModelConfig:
+        """defaults: what a family assumes where config.json is silent, under Hugging Face names; a null is not silent.
+
+        complete: derives further fields in place. raises UnsupportedModel naming the field that is missing or wrong.
+        """
+        values = {k: v for k, v in {**defaults, **raw}.items() if v is not None}
+        if complete is not None:
+            complete(values)
 
         def need(*names: str) -> Any:
             for name in names:
@@ -49,41 +58,58 @@ class ModelConfig:
 
         heads, hidden = need("num_attention_heads", "n_head"), need("hidden_size", "n_embd")
         layers, max_position = need("num_hidden_layers", "n_layer"), need("max_position_embeddings", "n_positions")
-        types = tuple(values.get("layer_types") or ("full_attention",) * layers)
+        kv_heads = values.get("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise UnsupportedModel(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads "
+                                   f"{kv_heads}")
+        types = tuple(values.get("layer_types") or (FULL,) * layers)
         if len(types) != layers:
             raise UnsupportedModel(f"config.json: layer_types has {len(types)} entries for {layers} layers")
+        if unknown := set(types) - {FULL, SLIDING, LINEAR}:
+            raise UnsupportedModel(f"config.json: layer_types names {sorted(unknown)}; known: {FULL}, {SLIDING}, "
+                                   f"{LINEAR}")
         return cls(
             model_type=raw["model_type"], vocab_size=need("vocab_size"), hidden_size=hidden, num_layers=layers,
-            num_heads=heads, num_kv_heads=values.get("num_key_value_heads", heads),
-            head_dim=values.get("head_dim", hidden // heads),
-            intermediate_size=values.get("intermediate_size", 4 * hidden),
-            norm_eps=values.get("rms_norm_eps", 1e-6),
-            activation=values.get("hidden_activation") or values.get("hidden_act", "silu"),
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=values.get("head_dim", hidden // heads),
+            intermediate_size=values.get("intermediate_size", values.get("n_inner", 4 * hidden)),
+            norm_eps=values.get("rms_norm_eps", values.get("layer_norm_epsilon", 1e-6)),
+            activation=(values.get("hidden_activation") or values.get("activation_function")
+                        or values.get("hidden_act", "silu")),
             max_position=max_position, tied=values.get("tie_word_embeddings", False), layer_types=types,
             sliding_window=values.get("sliding_window"), max_model_len=max_model_len or max_position, raw=values)
 
-    def rope_parameters(self, layer_type: str = "full_attention") -> dict[str, Any]:
+    def require(self, name: str, allowed: Any) -> None:
+        """Refuse a variant of the family that has no implementation."""
+        if self.raw.get(name, allowed) != allowed:
+            raise UnsupportedModel(f"config.json: {name} is {self.raw[name]!r}; {self.model_type} supports {allowed!r}")
+
+    def rope_parameters(self, layer_type: str = FULL) -> dict[str, Any]:
         """The rotation's settings for one kind of layer, from the new (`rope_parameters`) or the old fields."""
-        new = self.raw.get("rope_parameters")
-        if new:
-            found = dict(new.get(layer_type, new))
-        else:
-            found = {**(self.raw.get("rope_scaling") or {})}
-            found["rope_type"] = found.get("rope_type", found.get("type", "default"))
+        given = self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {}
+        found = dict(given.get(layer_type, given) or {})
+        found.setdefault("rope_type", found.get("type", "default"))
         found.setdefault("rope_theta", self.raw.get("rope_theta", 10000.0))
         found.setdefault("partial_rotary_factor", self.raw.get("partial_rotary_factor", 1.0))
         if "original_max_position_embeddings" in self.raw:
-            found.setdefault("original_max_position_embeddings", self.raw["original_max_position_embeddings"])
-        elif found.get("rope_type") in ("yarn", "llama3", "longrope"):
-            found.setdefault("original_max_position_embeddings", self.max_position)
+            found["original_max_position_embeddings"] = self.raw["original_max_position_embeddings"]
+        found.setdefault("original_max_position_embeddings", self.max_position)
         return found
 
-    def rotary(self, layer_type: str = "full_attention", head_dim: int | None = None, **override: Any) -> Rotary:
+    def rotary(self, layer_type: str = FULL, head_dim: int | None = None, **override: Any) -> Rotary:
         return build_rotary({**self.rope_parameters(layer_type), **override}, head_dim or self.head_dim,
                             max_position=self.max_position, max_model_len=self.max_model_len)
 
+    def rotaries(self) -> dict[str, Rotary]:
+        """One rotation for each kind of layer; layers of a kind share it, and its tables within a batch."""
+        return {kind: self.rotary(kind) for kind in sorted(set(self.layer_types))}
+
     def window(self, layer: int) -> int | None:
-        return self.sliding_window if self.layer_types[layer] == "sliding_attention" else None
+        return self.sliding_window if self.layer_types[layer] == SLIDING else None
+
+    def attention(self, layer: int, rotary: Rotary | None, **options: Any) -> Attention:
+        """Attention of this layer with the config's heads and window. options: see Attention."""
+        return Attention(layer, self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim, rotary=rotary,
+                         window=self.window(layer), **options)
 
 
 @dataclass
@@ -116,8 +142,15 @@ class Backbone(nn.Module):
 class CausalLM(nn.Module):
     """A backbone and a head. A family's __init__ builds both; parameter names are those of its checkpoints.
 
-    Subclasses override `embed` (scaled embeddings), `logits` (soft-caps) or `sources` (fused or transposed tensors).
+    Families override `embed` (scaled embeddings), `logits` (soft-caps) or `sources` (fused or transposed tensors).
+    DEFAULTS are the values of fields that a config.json may leave out, under their Hugging Face names.
     """
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def complete(cls, values: dict[str, Any]) -> None:
+        """Derive fields that older configs lack (layer_types) from the others, in place. Default: nothing."""
 
     def __init__(self, config: ModelConfig, model: Backbone):
         super().__init__()
@@ -143,9 +176,18 @@ class CausalLM(nn.Module):
         out: Tensor = self.lm_head(hidden)
         return out
 
+    def feed_width(self) -> int | None:
+        """Width of the rows fed with every token (drafters over hidden states); None: a model that takes tokens only."""
+        return None
+
+    def feed_like(self) -> Tensor:
+        """A tensor whose dtype and device fed rows must have."""
+        return self.lm_head.weight
+
     def state_spec(self) -> tuple[LayerState, ...]:
         """What each layer keeps between steps. Default: every block has one mixer that knows."""
-        return tuple(block.mixer().state_spec() for block in self.model.layers)
+        blocks: Any = self.model.layers
+        return tuple(block.mixer().state_spec() for block in blocks)
 
     def sources(self) -> dict[str, From]:
         """Parameters whose checkpoint tensor has another name or layout; the rest are found under their own names."""

@@ -1,0 +1,78 @@
+"""Gemma 2: scaled embeddings, (1 + w) norms around attention and MLP, soft-caps, every other layer sliding.
+
+arXiv 2408.00118.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.batch import Batch
+from ridgeline.cache.view import CacheView
+from ridgeline.layers.attention import Attention
+from ridgeline.layers.mlp import GatedMLP
+from ridgeline.layers.norm import RMSNorm
+from ridgeline.layers.rope import Rotary
+from ridgeline.models.base import FULL, SLIDING, Backbone, CausalLM, ModelConfig, embedding
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, attention: Attention):
+        super().__init__()
+        self.input_layernorm = norm(config)
+        self.self_attn = attention
+        self.post_attention_layernorm = norm(config)
+        self.pre_feedforward_layernorm = norm(config)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation)
+        self.post_feedforward_layernorm = norm(config)
+
+    def mixer(self) -> Attention:
+        return self.self_attn
+
+    def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), batch, state))
+        out: Tensor = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x), batch))
+        return out
+
+
+class Gemma2(CausalLM):
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 256000, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0}
+
+    @classmethod
+    def complete(cls, values: dict[str, Any]) -> None:
+        values.setdefault("layer_types", [FULL if i % 2 else SLIDING
+                                          for i in range(values.get("num_hidden_layers", 0))])
+
+    def __init__(self, config: ModelConfig):
+        config.require("use_bidirectional_attention", False)
+        rotary = config.rotaries()
+        layers: list[nn.Module] = [Block(config, self.attention(config, i, rotary[kind]))
+                                   for i, kind in enumerate(config.layer_types)]
+        super().__init__(config, Backbone(embedding(config), layers, norm(config)))
+
+    @staticmethod
+    def attention(config: ModelConfig, layer: int, rotary: Rotary) -> Attention:
+        return config.attention(layer, rotary, bias=config.raw.get("attention_bias", False),
+                                out_bias=config.raw.get("attention_bias", False),
+                                scale=config.raw["query_pre_attn_scalar"] ** -0.5,
+                                softcap=config.raw.get("attn_logit_softcapping"))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        x = super().embed(tokens)
+        # The factor was rounded to the model's dtype in training: sqrt(3072) = 55.43 is 55.5 in bf16.
+        return x * torch.tensor(self.config.hidden_size ** 0.5, dtype=x.dtype, device="cpu")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits, cap = super().logits(hidden), self.config.raw.get("final_logit_softcapping")
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def norm(config: ModelConfig) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.norm_eps, plus_one=True)
