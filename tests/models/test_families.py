@@ -28,7 +28,8 @@ def test_logits_equal_those_of_transformers(name, tiny):
     model, prompts = mf.load(folder), [tokens(LENGTH), tokens(5, seed=1)]
     with torch.no_grad():
         expected = torch.cat([oracle(torch.tensor([p])).logits[0] for p in prompts])
-        ours = model.logits(model(whole([len(p) for p in prompts], torch.tensor([t for p in prompts for t in p]))).hidden)
+        flat = torch.tensor([token for p in prompts for token in p])
+        ours = model.logits(model(whole([len(p) for p in prompts], flat)).hidden)
     assert expected.std() > 0.1
     assert (ours - expected).abs().max() <= 1e-4
 

@@ -143,10 +143,12 @@ class CausalLM(nn.Module):
     """A backbone and a head. A family's __init__ builds both; parameter names are those of its checkpoints.
 
     Families override `embed` (scaled embeddings), `logits` (soft-caps) or `sources` (fused or transposed tensors).
-    DEFAULTS are the values of fields that a config.json may leave out, under their Hugging Face names.
+    DEFAULTS are the values of fields that a config.json may leave out, under their Hugging Face names. feed_width is
+    the width of the rows that a model takes with every token (drafters over hidden states); None: tokens only.
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    feed_width: int | None = None
 
     @classmethod
     def complete(cls, values: dict[str, Any]) -> None:
@@ -175,14 +177,6 @@ class CausalLM(nn.Module):
         """(W, hidden) -> (W, vocabulary), in the model's dtype."""
         out: Tensor = self.lm_head(hidden)
         return out
-
-    def feed_width(self) -> int | None:
-        """Width of the rows fed with every token (drafters over hidden states); None: a model that takes tokens only."""
-        return None
-
-    def feed_like(self) -> Tensor:
-        """A tensor whose dtype and device fed rows must have."""
-        return self.lm_head.weight
 
     def state_spec(self) -> tuple[LayerState, ...]:
         """What each layer keeps between steps. Default: every block has one mixer that knows."""
