@@ -1,0 +1,14 @@
+"""One token a step."""
+from __future__ import annotations
+
+from ridgeline.decoding.base import Commit, Run, Sample, SequenceView, Steps, Strategy
+
+
+class Autoregressive(Strategy):
+    def lookahead(self) -> int:
+        return 0
+
+    def run(self, seq: SequenceView) -> Steps:
+        while not seq.done:
+            out = yield Run(self.target, seq.pending(self.target), want=(Sample(),))
+            yield Commit(out.tokens, logprobs=out.logprobs)

@@ -1,0 +1,357 @@
+"""From runs to results: slices of many sequences become one ragged batch, one forward pass, and small answers."""
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ridgeline.batch import Batch, upper
+from ridgeline.cache.view import CacheView
+from ridgeline.decoding.base import Hidden, Result, Rows, Run, Sample, Verify
+from ridgeline.decoding.verify import VerifyRequest, verify_batch
+from ridgeline.models.base import CausalLM
+from ridgeline.noise import Purpose
+from ridgeline.sampling import RowContext, distribution, process, sample, top_logprobs
+from ridgeline.types import TokenLogprobs
+
+if TYPE_CHECKING:
+    from ridgeline.cache.store import Placement
+    from ridgeline.sequence import Sequence as LiveSequence
+
+# Rows of prompt log-probabilities computed at once: 64 rows of a 262,144 vocabulary are 67 MB of fp32 logits.
+PROMPT_LOGPROB_ROWS = 64
+
+
+@dataclass
+class Slice:
+    """Tokens first .. first + count of a sequence's run, and where the cache put them."""
+
+    seq: LiveSequence
+    run: Run
+    first: int
+    count: int
+    placement: Placement
+
+    @property
+    def last(self) -> bool:
+        return self.first + self.count == len(self.run.tokens)
+
+    def tokens(self) -> Sequence[int]:
+        return self.run.tokens[self.first:self.first + self.count]
+
+    def positions(self) -> list[int]:
+        """RoPE positions: consecutive, but in a tree one more than the parent's."""
+        start = self.placement.start
+        if self.run.parents is None:
+            return list(range(start, start + self.count))
+        base = start - self.first                    # cache position of the run's first token
+        return [base + d for d in _depths(self.run)[self.first:self.first + self.count]]
+
+    def parents(self) -> tuple[int, ...] | None:
+        """Parents within the slice, or None for a plain chain."""
+        if self.run.parents is None:
+            return None
+        local = tuple(p - self.first if p >= self.first else -1
+                      for p in self.run.parents[self.first:self.first + self.count])
+        return None if all(p == i - 1 for i, p in enumerate(local)) else local
+
+    def feed(self, width: int, like: Tensor) -> Tensor:
+        """(count, width): the rows fed with these tokens; zeros where the run has none."""
+        rows = self.run.feed
+        out = like.new_zeros(self.count, width)
+        if rows is not None:
+            lead = len(self.run.tokens) - len(rows)              # tokens without a row
+            a, b = max(self.first - lead, 0), max(self.first + self.count - lead, 0)
+            if b > a:
+                out[self.count - (b - a):] = rows.tensor[a:b].to(out.dtype)
+        return out
+
+
+@dataclass
+class SliceResult:
+    """result: None until the run's last slice; hidden: rows of this slice where the run wants them."""
+
+    result: Result | None
+    hidden: Tensor | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass
+class _Wanted:
+    """One slice's rows among the rows the model returns, by index into the slice."""
+
+    rows: list[int]
+    base: int = 0
+
+    def at(self, row: int) -> int:
+        return self.base + bisect_left(self.rows, row)
+
+
+def build_batch(slices: Sequence[Slice], page_size: int, device: str | torch.device = "cpu", *,
+                wanted: Sequence[int] | None = None, taps: tuple[int, ...] = (), feed: Tensor | None = None) -> Batch:
+    """One row per slice, in order. wanted: indexes into the flat tokens whose hidden rows are read (None = all)."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    offsets, starts, read, write = [0], [], [], []
+    lo: list[int] = []
+    hi: list[int] = []
+    for s in slices:
+        start, pages = s.placement.start, s.placement.pages
+        tokens += s.tokens()
+        positions += s.positions()
+        slots += [pages[i // page_size] * page_size + i % page_size for i in range(start, start + s.count)] \
+            if pages else [0] * s.count
+        lo += [0] * s.count
+        if s.run.see == "causal":
+            hi += range(start + 1, start + s.count + 1)
+        else:
+            hi += upper(torch.arange(start, start + s.count), start + s.count, s.run.see, s.run.align).tolist()
+        offsets.append(len(tokens))
+        starts.append(start)
+        read.append(s.placement.state_read)
+        write += s.placement.state_write
+    widest = max(len(s.placement.pages) for s in slices)
+    table = [[*s.placement.pages, *[0] * (widest - len(s.placement.pages))] for s in slices]
+    flat = torch.tensor([tokens, positions, slots, lo, hi], dtype=torch.int64, device=device)      # (5, T)
+    return Batch(tokens=flat[0], positions=flat[1], slots=flat[2], lo=flat[3], hi=flat[4], feed=feed,
+                 offsets=tuple(offsets), starts=tuple(starts), parents=tuple(s.parents() for s in slices),
+                 page_size=page_size, page_table=torch.tensor(table, dtype=torch.int64, device=device),
+                 state_read=tuple(read), state_write=tuple(write), taps=taps,
+                 wanted=None if wanted is None else torch.tensor(wanted, dtype=torch.int64, device=device))
+
+
+class Runner:
+    """Runs slices on one model."""
+
+    def __init__(self, model: CausalLM, view: CacheView, device: str | torch.device = "cpu"):
+        self.model, self.view, self.device = model, view, device
+
+    @torch.inference_mode()
+    def execute(self, slices: Sequence[Slice]) -> list[SliceResult]:
+        """One forward pass over all slices; result i belongs to slice i."""
+        wanted = _collect(slices)
+        index = [offset + row for (offset, _), w in zip(_spans(slices), wanted) for row in w.rows]
+        taps = tuple(sorted({layer for s in slices for w in s.run.want if isinstance(w, Hidden) for layer in w.layers}))
+        width, weight = self.model.feed_width, self.model.lm_head.weight
+        feed = None if width is None else torch.cat([s.feed(width, weight) for s in slices])     # (T, width)
+        batch = build_batch(slices, self.view.page_size, self.device, wanted=index, taps=taps, feed=feed)
+        out = self.model(batch, self.view)
+        results = [SliceResult(Result() if s.last else None) for s in slices]
+        self._hidden(slices, wanted, out.hidden, out.taps, results)
+        self._prompt_logprobs(slices, wanted, out.hidden, results)
+        self._choose(slices, wanted, out.hidden, results)
+        return results
+
+    def _hidden(self, slices: Sequence[Slice], wanted: Sequence[_Wanted], hidden: Tensor, taps: dict[int, Tensor],
+                results: list[SliceResult]) -> None:
+        for s, w, (offset, count), result in zip(slices, wanted, _spans(slices), results):
+            for want in s.run.want:
+                if isinstance(want, Hidden):
+                    result.hidden = (torch.cat([taps[i][offset:offset + count] for i in want.layers], -1)
+                                     if want.layers else hidden[w.base:w.base + count])
+
+    def _prompt_logprobs(self, slices: Sequence[Slice], wanted: Sequence[_Wanted], hidden: Tensor,
+                         results: list[SliceResult]) -> None:
+        for s, w, result in zip(slices, wanted, results):
+            rows = _prompt_rows(s)
+            for a in range(0, len(rows), PROMPT_LOGPROB_ROWS):
+                part = rows[a:a + PROMPT_LOGPROB_ROWS]
+                logits = self.model.logits(hidden[[w.at(row) for row in part]])
+                following = torch.tensor([s.seq.tokens[s.placement.start + row + 1] for row in part])
+                result.prompt_logprobs += top_logprobs(logits, following.to(logits.device),
+                                                       s.seq.params.prompt_logprobs or 0)
+
+    def _choose(self, slices: Sequence[Slice], wanted: Sequence[_Wanted], hidden: Tensor,
+                results: list[SliceResult]) -> None:
+        """Sample and Verify: all rows of the batch in one go."""
+        draws: list[_Draw] = []
+        for s, w, result in zip(slices, wanted, results):
+            if result.result is not None:
+                draws += [_Draw(s, want, w, result.result) for want in s.run.want if not isinstance(want, Hidden)]
+        if not draws:
+            return
+        index = [d.wanted.at(row - d.slice.first) for d in draws for row in d.rows]
+        whole = index == list(range(len(hidden)))
+        logits = self.model.logits(hidden if whole else hidden[index]).float()               # (N, V)
+        contexts = [c for d in draws for c in d.contexts()]
+        at = 0
+        for d in draws:
+            d.at, at = at, at + len(d.rows)
+        processed = process(logits, contexts)
+        processed = _forbid(processed, logits, draws)
+        for group in _alike(draws):
+            _draw(group, processed, contexts)
+        _verify([d for d in draws if isinstance(d.want, Verify)], processed, contexts)
+        for d in draws:
+            k = d.slice.seq.params.logprobs
+            if k is not None:
+                rows = [d.at + d.rows.index(row) for row in d.told]
+                chosen = torch.tensor(d.result.tokens, device=logits.device)
+                if min(d.result.tokens) >= 0:
+                    d.result.logprobs = top_logprobs(logits[rows], chosen, k)
+
+
+class _Draw:
+    """One Sample or Verify of one slice. rows: indexes into the run; told: the rows its resulting tokens come from."""
+
+    def __init__(self, piece: Slice, want: Sample | Verify, wanted: _Wanted, result: Result):
+        self.slice, self.want, self.wanted, self.result = piece, want, wanted, result
+        self.rows = _choice_rows(piece.run, want)
+        self.told = self.rows
+        self.at = 0                      # first row in the batch's logits
+
+    @property
+    def purpose(self) -> Purpose:
+        return self.want.purpose if isinstance(self.want, Sample) else Purpose.SAMPLE
+
+    @property
+    def sampled_q(self) -> bool:
+        return isinstance(self.want, Verify) and self.want.q is not None
+
+    def contexts(self) -> list[RowContext]:
+        """Each row with its own history: the committed output and the drafts on the way to the row."""
+        seq, run = self.slice.seq, self.slice.run
+        salt = self.want.salt if isinstance(self.want, Sample) else 0
+        shift = self.want.shift if isinstance(self.want, Sample) else 1
+        base = self.slice.placement.start - self.slice.first
+        params = seq.greedy_params if isinstance(self.want, Sample) and self.want.greedy else seq.params
+        depth = _depths(run) if run.parents is not None else None
+        out = []
+        for row in self.rows:
+            position = base + (row if depth is None else depth[row]) + shift
+            output: Sequence[int] = ()
+            if seq.needs_history:
+                output = seq.tokens[seq.prompt_len:] + self._drafts_before(row, base)
+            out.append(RowContext(params, seq.seed, position, seq.prompt if seq.needs_history else (), output,
+                                  seq.eos_token_ids, salt))
+        return out
+
+    def _drafts_before(self, row: int, base: int) -> list[int]:
+        """Tokens of the run on the path to `row`, that row included, which are not committed yet."""
+        run, committed = self.slice.run, len(self.slice.seq.tokens)
+        if isinstance(self.want, Sample) and self.want.shift == 0:
+            return []                    # a row of a block that speaks about its own position
+        path = []
+        while row >= 0:
+            if (base + row if run.parents is None else base + _depths(run)[row]) < committed:
+                break
+            path.append(run.tokens[row])
+            row = row - 1 if run.parents is None else run.parents[row]
+        return path[::-1]
+
+
+def _depths(run: Run) -> list[int]:
+    depth: list[int] = []
+    for parent in run.parents or ():
+        depth.append(depth[parent] + 1 if parent >= 0 else 0)
+    return depth
+
+
+def _spans(slices: Sequence[Slice]) -> list[tuple[int, int]]:
+    """(first flat token, tokens) of each slice."""
+    spans, at = [], 0
+    for s in slices:
+        spans.append((at, s.count))
+        at += s.count
+    return spans
+
+
+def _choice_rows(run: Run, want: Sample | Verify) -> list[int]:
+    """Indexes into the run of the rows whose logits a want reads."""
+    n = len(run.tokens)
+    if isinstance(want, Verify):
+        return list(range(n - len(want.tokens) - 1, n))
+    return [n - 1] if want.rows is None else list(want.rows)
+
+
+def _prompt_rows(s: Slice) -> list[int]:
+    """Rows of the slice that tell the log-probability of a prompt token not told yet."""
+    seq = s.seq
+    if seq.params.prompt_logprobs is None or s.run.role != seq.target or s.run.see != "causal":
+        return []
+    start = s.placement.start
+    return [row for row in range(s.count) if len(seq.prompt_logprobs) <= start + row + 1 < seq.prompt_len]
+
+
+def _collect(slices: Sequence[Slice]) -> list[_Wanted]:
+    out, base = [], 0
+    for s in slices:
+        rows: set[int] = set(_prompt_rows(s))
+        for want in s.run.want:
+            if isinstance(want, Hidden):
+                rows.update(range(s.count) if not want.layers else ())
+            elif s.last:
+                rows.update(row - s.first for row in _choice_rows(s.run, want))
+        out.append(_Wanted(sorted(rows), base))
+        base += len(rows)
+    return out
+
+
+def _forbid(processed: Tensor, logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
+    for d in draws:
+        if isinstance(d.want, Sample) and d.want.forbid:
+            if processed is logits:
+                processed = logits.clone()
+            processed[d.at:d.at + len(d.rows), list(d.want.forbid)] = float("-inf")
+    return processed
+
+
+def _alike(draws: Sequence[_Draw]) -> list[list[_Draw]]:
+    """Draws that can share one call: the same purpose, and keeping q or not. Verification against q draws by itself."""
+    groups: dict[tuple[Purpose, bool], list[_Draw]] = {}
+    for d in draws:
+        if not d.sampled_q:
+            groups.setdefault((d.purpose, isinstance(d.want, Sample) and d.want.keep_q), []).append(d)
+    return list(groups.values())
+
+
+def _draw(group: Sequence[_Draw], processed: Tensor, contexts: Sequence[RowContext]) -> None:
+    rows = [d.at + i for d in group for i in range(len(d.rows))]
+    keep = isinstance(group[0].want, Sample) and group[0].want.keep_q
+    logits = processed if len(rows) == len(processed) else processed[rows]
+    tokens, probs = sample(logits, [contexts[r] for r in rows], group[0].purpose, keep_probs=keep)
+    flat, at = tokens.tolist(), 0
+    for d in group:
+        n = len(d.rows)
+        d.result.tokens = flat[at:at + n]
+        if probs is not None:
+            d.result.q = Rows(probs[at:at + n])
+        if isinstance(d.want, Sample) and d.want.confidence:
+            own = logits[at:at + n]                                                       # (n, V)
+            chosen = own.gather(1, tokens[at:at + n].clamp(min=0)[:, None])[:, 0]
+            d.result.confidence = (chosen - own.logsumexp(-1)).exp().tolist()
+        at += n
+
+
+def _verify(draws: Sequence[_Draw], processed: Tensor, contexts: Sequence[RowContext]) -> None:
+    """Accepted drafts and the token after them; keep names the rows of the run that stay."""
+    if not draws:
+        return
+    requests = [_request(d, processed, contexts) for d in draws]
+    for d, verdict in zip(draws, verify_batch(requests)):
+        assert isinstance(d.want, Verify)
+        first = len(d.slice.run.tokens) - len(d.want.tokens)       # index of the first draft in the run
+        accepted = [first + i for i in verdict.path]
+        d.result.tokens = [d.slice.run.tokens[i] for i in accepted] + [verdict.token]
+        d.result.keep = [*range(first), *accepted]
+        d.told = [first - 1, *accepted]
+
+
+def _request(d: _Draw, processed: Tensor, contexts: Sequence[RowContext]) -> VerifyRequest:
+    want, run = d.want, d.slice.run
+    assert isinstance(want, Verify)
+    n = len(want.tokens)
+    first = len(run.tokens) - n
+    parents = None if run.parents is None else [p - first if p >= first else -1 for p in run.parents[first:]]
+    if want.q is None:
+        return VerifyRequest(tokens=want.tokens, parents=parents, sampled=d.result.tokens, rule=want.rule)
+    own = contexts[d.at:d.at + n + 1]
+    finals = [c.uniform(Purpose.RESIDUAL) for c in own[:-1]] + [own[-1].uniform(Purpose.SAMPLE)]
+    return VerifyRequest(tokens=want.tokens, parents=parents, p=(distribution(processed[d.at:d.at + n + 1], own), 0),
+                         q=[(rows.tensor, 0) for rows in want.q], rule=want.rule,
+                         accept_u=[c.uniform(Purpose.ACCEPT) for c in own[:-1]], final_u=finals)
