@@ -8,7 +8,7 @@ import torch
 
 from ridgeline.batch import Batch, whole
 from ridgeline.ops.conv import causal_conv
-from ridgeline.ops.delta import CHUNK, gated_delta, l2_norm
+from ridgeline.ops.delta import CHUNK, CROSSOVER, gated_delta, l2_norm
 
 KEY_HEADS, HEADS, DK, DV = 2, 4, 8, 6
 RECURRENT, CHUNKED = 10**9, 0            # values of `crossover` that force either form
@@ -61,7 +61,7 @@ def close(actual, expected, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("crossover", [RECURRENT, CHUNKED, 16])
+@pytest.mark.parametrize("crossover", [RECURRENT, CHUNKED, CROSSOVER])
 @pytest.mark.parametrize("start", [0, 1, 37, CHUNK - 1, CHUNK, 200])
 @pytest.mark.parametrize("length", [1, 2, 5, 63, 64, 65, 131])
 def test_either_form_equals_the_loop_with_states_kept_in_the_middle(length, start, crossover, dtype):
@@ -83,7 +83,7 @@ def test_either_form_equals_the_loop_with_states_kept_in_the_middle(length, star
     assert torch.equal(states[untouched], before[untouched])
 
 
-@pytest.mark.parametrize("crossover", [RECURRENT, CHUNKED, 16])
+@pytest.mark.parametrize("crossover", [RECURRENT, CHUNKED, CROSSOVER])
 def test_a_mixed_batch_equals_each_row_alone(crossover):
     lengths, starts = [1, 70, 3, 1, 150, 1, 33], [5, 0, 64, 0, 63, 9, 31]
     read = [0, -1, 1, -1, 2, 3, 4]
@@ -128,20 +128,21 @@ def path(parents, token):
 
 
 @pytest.mark.parametrize("start", [0, 62])
-def test_a_tree_equals_each_of_its_paths_run_alone(start):
+@pytest.mark.parametrize("plain", [2, 70])                 # the other row of the batch: in steps, in chunks
+def test_a_tree_equals_each_of_its_paths_run_alone(plain, start):
     n = len(TREE)
-    values = inputs(n + 2)
+    values = inputs(plain + n)
     states = pool(n + 2)
     before = states.clone()
-    write = [-1, -1, *range(1, n + 1)]                     # a plain row of two tokens, then the tree
-    batch = ragged([2, n], [4, start], [0, n + 1 if start else -1], write, parents=(None, TREE))
+    write = [*[-1] * plain, *range(1, n + 1)]
+    batch = ragged([plain, n], [4, start], [0, n + 1 if start else -1], write, parents=(None, TREE))
     out = gated_delta(*values, batch, states)
     first = before[n + 1] if start else torch.zeros_like(before[0])
-    close(out[:2], oracle(*(t[:2] for t in values), before[0])[0])
+    close(out[:plain], oracle(*(t[:plain] for t in values), before[0])[0])
     for token in range(n):
-        rows = [2 + i for i in path(TREE, token)]
+        rows = [plain + i for i in path(TREE, token)]
         expected, after = oracle(*(t[rows] for t in values), first)
-        close(out[2 + token], expected[-1])
+        close(out[plain + token], expected[-1])
         close(states[1 + token], after[-1])
 
 

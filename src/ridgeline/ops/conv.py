@@ -22,9 +22,9 @@ def causal_conv(x: Tensor, weight: Tensor, batch: Batch, state: Tensor | None = 
     inputs = torch.cat([history, x])
     wide = torch.promote_types(x.dtype, torch.float32)
     kernel = weight.to(wide).t()                                                         # (K, C)
-    out = x.new_zeros(x.shape, dtype=wide)
-    for j in range(width):
-        out = out + inputs[taps[:, j]].to(wide) * kernel[width - 1 - j]
+    out = x.to(wide) * kernel[-1]
+    for j in range(1, width):
+        out = torch.addcmul(out, inputs.index_select(0, taps[:, j]).to(wide), kernel[width - 1 - j])
     if state is not None and width > 1:
         _save(state, inputs, taps, batch)
     return out.to(x.dtype)

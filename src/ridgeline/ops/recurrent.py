@@ -28,7 +28,7 @@ def initial_state(pool: Tensor, batch: Batch) -> Tensor:
         fresh = torch.tensor([slot < 0 for slot in read], device="cpu").to(pool.device, non_blocking=True)
         batch.memo[key] = on_device([max(slot, 0) for slot in read], pool.device), fresh
     slots, fresh = batch.memo[key]
-    states = pool[slots]                                                                 # (R, *shape)
+    states = pool.index_select(0, slots)                                                 # (R, *shape)
     return states.masked_fill_(fresh.view(-1, *[1] * (pool.dim() - 1)), 0) if min(read) < 0 else states
 
 
