@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from ridgeline.cache import CacheStore, CacheView, RoleLayout
 from ridgeline.errors import UnsupportedModel
 from ridgeline.models import build_model
 from ridgeline.types import PagedKV, Recurrent
+from ridgeline.weights.checkpoint import open_checkpoint
+from ridgeline.weights.load import load_weights
 
 PAGE = 16
 WIDTH = 4                                # of the convolution
@@ -274,6 +277,28 @@ def test_bfloat16_loses_no_more_than_transformers_does():
             theirs += (narrow(torch.tensor([ids])).logits[0] - exact).square().mean().item()
         ours += (in_chunks(model, ids, 7) - exact).square().mean().item()
     assert 0 < ours < 1.2 * theirs
+
+
+def test_gguf_and_safetensors_give_the_same_model():
+    folder = Path(__file__).parents[1] / "data" / "gguf" / "qwen3_5_text"
+    logits = []
+    for file in (folder, folder / "model-f32.gguf"):
+        checkpoint = open_checkpoint(file)
+        model = build_model(checkpoint.config)
+        load_weights(model, checkpoint, dtype=torch.float32)
+        ids = torch.tensor(tokens(90)) % checkpoint.config["vocab_size"]
+        logits.append(run(model, whole([90], ids), None))
+    assert logits[0].abs().max() > 0.5
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
+
+
+def test_decays_keep_their_precision_in_a_narrow_model():
+    checkpoint = open_checkpoint(Path(__file__).parents[1] / "data" / "gguf" / "qwen3_5_text" / "model-f32.gguf")
+    model = build_model(checkpoint.config)
+    load_weights(model, checkpoint, dtype=torch.bfloat16)
+    wide = {name.rsplit(".", 1)[1] for name, p in model.named_parameters() if p.dtype == torch.float32}
+    assert wide == {"A_log", "dt_bias"}
+    assert run(model, whole([5], torch.arange(3, 8)), None).dtype == torch.bfloat16
 
 
 def test_state_spec_names_what_each_layer_keeps():

@@ -8,7 +8,7 @@ import torch
 
 from ridgeline.batch import Batch, whole
 from ridgeline.ops.conv import causal_conv
-from ridgeline.ops.delta import CHUNK, CROSSOVER, gated_delta, l2_norm
+from ridgeline.ops.delta import CHUNK, CROSSOVER, chunk_bounds, gated_delta, l2_norm
 
 KEY_HEADS, HEADS, DK, DV = 2, 4, 8, 6
 RECURRENT, CHUNKED = 10**9, 0            # values of `crossover` that force either form
@@ -107,6 +107,13 @@ def test_a_mixed_batch_equals_each_row_alone(crossover):
         for i in range(n):
             if write[a + i] >= 0:
                 close(states[write[a + i]], after[i])
+
+
+def test_chunks_end_at_absolute_multiples_and_after_each_kept_state():
+    batch = ragged([3, 170], [0, 37], [-1, 0], [-1] * 173)
+    assert chunk_bounds(batch, 1, {}) == [(3, 30), (30, 94), (94, 158), (158, 173)]
+    assert chunk_bounds(batch, 1, {1: 0, 50: 1, 93: 2, 172: 3}) == [(3, 30), (30, 51), (51, 94), (94, 158), (158, 173)]
+    assert chunk_bounds(batch, 0, {0: 4}) == [(0, 1), (1, 3)]
 
 
 def test_a_slot_may_be_read_by_one_row_and_written_by_an_earlier_one():

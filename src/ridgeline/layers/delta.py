@@ -57,8 +57,9 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_b = nn.Linear(hidden, value_heads, bias=False)
         self.in_proj_a = nn.Linear(hidden, value_heads, bias=False)
         self.conv1d = DepthwiseConv(channels, width)
-        self.A_log = nn.Parameter(torch.empty(value_heads))
-        self.dt_bias = nn.Parameter(torch.empty(value_heads))
+        self.A_log, self.dt_bias = (nn.Parameter(torch.empty(value_heads)) for _ in range(2))
+        for decay in (self.A_log, self.dt_bias):               # a rounded decay is wrong at every step, the same way
+            decay.keep_fp32 = True  # type: ignore[attr-defined]
         self.norm = GatedRMSNorm(value_dim, eps)
         self.out_proj = nn.Linear(value_heads * value_dim, hidden, bias=False)
         self.layer, self.key_dim, self.act = layer, key_dim, activation(act)

@@ -148,7 +148,7 @@ def _plan(batch: Batch, device: torch.device, crossover: int, keep: bool) -> _Pl
     long: dict[int, list[tuple[int, int]]] = {}
     for row, n in enumerate(batch.lengths()):
         tree = batch.parents[row] if batch.parents else None
-        pieces = _pieces(batch, row, slots)
+        pieces = chunk_bounds(batch, row, slots)
         if n and (tree is not None or n <= crossover * len(pieces)):
             short.append(row)
         elif n:
@@ -164,7 +164,7 @@ def _plan(batch: Batch, device: torch.device, crossover: int, keep: bool) -> _Pl
     return plan
 
 
-def _pieces(batch: Batch, row: int, slots: dict[int, int]) -> list[tuple[int, int]]:
+def chunk_bounds(batch: Batch, row: int, slots: dict[int, int]) -> list[tuple[int, int]]:
     """The row's tokens cut at absolute multiples of CHUNK and after each token in slots."""
     a, b = batch.offsets[row], batch.offsets[row + 1]
     first = a + CHUNK - batch.starts[row] % CHUNK
