@@ -40,7 +40,8 @@ def load_folder_tokenizer(path: Path) -> Tokenizer:
         raise ModelNotFound(f"{path}: no such folder or tokenizer file")
     folder = path if path.is_dir() else path.parent
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
-    backend, defaults = _load_backend(path, folder, config)
+    file = _find(path, folder)
+    backend, defaults = _load_backend(file, config)
     backend.no_truncation()
     backend.no_padding()
     named = defaults | {name: text for name in _NAMED if (text := _content(config.get(name))) is not None}
@@ -49,7 +50,8 @@ def load_folder_tokenizer(path: Path) -> Tokenizer:
     bos = _id_of(backend, named.get("bos_token"))
     eos = _id_of(backend, named.get("eos_token"))
     add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
-    if add_bos is not None or add_eos is not None:
+    # A tokenizer.json says itself what it puts around a text; as in transformers, the flags are for the other forms.
+    if file.name in ("vocab.json", "tokenizer.model") and (add_bos is not None or add_eos is not None):
         wrap_with(backend, bos if add_bos else None, eos if add_eos else None)
     ends = [] if eos is None else [eos]
     for name in ("generation_config.json", "config.json"):
@@ -58,21 +60,23 @@ def load_folder_tokenizer(path: Path) -> Tokenizer:
                      chat_templates=dict(_chat_templates(folder, config)), source=str(path))
 
 
-def _load_backend(path: Path, folder: Path, config: Mapping[str, Any]) -> tuple[Backend, dict[str, str]]:
-    """The backend, and the named tokens that the vocabulary file itself implies."""
-    names = [path.name] if path.is_file() else ["tokenizer.json", "vocab.json", "tokenizer.model"]
-    for name in names:
+def _find(path: Path, folder: Path) -> Path:
+    """The file that holds the vocabulary."""
+    for name in [path.name] if path.is_file() else ["tokenizer.json", "vocab.json", "tokenizer.model"]:
         file = folder / name
-        if not file.is_file():
-            continue
-        if file.suffix == ".model":
-            return _sentencepiece(file)
-        if name == "vocab.json":
-            return _byte_level(file, folder / "merges.txt", str(config.get("tokenizer_class", ""))), {}
-        if file.suffix == ".json":
-            return _checked(file, partial(Backend.from_file, str(file))), {}
+        if file.is_file() and file.suffix in (".json", ".model"):
+            return file
     raise ModelNotFound(f"{path}: no tokenizer; looked for tokenizer.json, vocab.json with merges.txt, "
                         "tokenizer.model or a .gguf file")
+
+
+def _load_backend(file: Path, config: Mapping[str, Any]) -> tuple[Backend, dict[str, str]]:
+    """The backend, and the named tokens that the vocabulary file itself implies."""
+    if file.suffix == ".model":
+        return _sentencepiece(file)
+    if file.name == "vocab.json":
+        return _byte_level(file, file.parent / "merges.txt", str(config.get("tokenizer_class", ""))), {}
+    return _checked(file, partial(Backend.from_file, str(file))), {}
 
 
 def _checked(file: Path, build: Callable[[], Any]) -> Any:

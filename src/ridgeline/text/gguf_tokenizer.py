@@ -2,8 +2,9 @@
 
 Keys: tokenizer.ggml.model, pre, tokens, scores, merges, token_type, *_token_id, add_bos_token, add_eos_token,
 add_space_prefix; tokenizer.chat_template. What the file leaves out follows llama.cpp's llama-vocab.cpp, so that the
-same file gives the same ids. One difference is on purpose: text that is merely text never becomes a control token,
-neither by a merge nor because its spelling is a word of the vocabulary.
+same file gives the same ids. Three differences are on purpose: merges never make a control token out of plain text;
+`</s>` ends a turn only if the file says so, as in some vocabularies it is a tag of HTML; and the patterns of tekken
+and gpt-4o are the models' own where llama.cpp approximates them.
 """
 from __future__ import annotations
 
@@ -204,7 +205,8 @@ def _merging_backend(vocabulary: _Vocabulary, **options: bool) -> Backend:
         left, right = line[:cut], line[cut + 1:]
         if cut < 0 or left not in ids or right not in ids or left + right not in ids:
             fields.fail("merges", f"{line!r} does not join two tokens of the vocabulary into a third")
-        merges.append((left, right))
+        if vocabulary.types[ids[left + right]] != TokenType.CONTROL:
+            merges.append((left, right))
     backend = Backend(models.BPE(vocab=ids, merges=merges, **options))
     backend.add_tokens(added_tokens(vocabulary.pieces()))
     return backend

@@ -101,10 +101,13 @@ class Tokenizer:
 
     def decoder(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A fresh incremental decoder."""
-        skip = self.is_special if skip_special_tokens else None
         rules = self._rules
         if rules is None:
-            return WindowDecoder(partial(self._backend.decode, skip_special_tokens=False), skip=skip)
+            return WindowDecoder(
+                partial(self._backend.decode, skip_special_tokens=False),
+                skip=lambda id: (skip_special_tokens and id in self._special) or self._spelling(id) is None,
+            )
+        skip = self.is_special if skip_special_tokens else None
         first = self._first_bytes if rules.strip == "first token" else None
         return ByteDecoder(self.token_bytes, strip_space=rules.strip == "space", first_bytes_of=first, skip=skip)
 
