@@ -34,11 +34,10 @@ class GGUFCheckpoint(Checkpoint):
         for part in [first, *_other_parts(first)]:
             self._file_of.update(dict.fromkeys(part.tensors, part))
         self.metadata = first.metadata
-        self.config = hugging_face_config(first, {n: f.tensors[n].shape for n, f in self._file_of.items()})
+        shapes = {name: part.tensors[name].shape for name, part in self._file_of.items()}
+        self.config = hugging_face_config(first, shapes)
         self.generation_config = generation_config(first)
-        self._layouts = layouts(self.metadata["general.architecture"], list(self._file_of), self.config)
-        for name, layout in self._layouts.items():
-            self._check(name, layout)
+        self._layouts = layouts(self.path, self.metadata["general.architecture"], shapes, self.config)
 
     def names(self) -> list[str]:
         return list(self._layouts)
@@ -132,19 +131,6 @@ class GGUFCheckpoint(Checkpoint):
 
     def _stored(self, layout: Layout) -> GGUFTensor:
         return self._file_of[layout.stored].tensors[layout.stored]
-
-    def _check(self, name: str, layout: Layout) -> None:
-        """The metadata and the tensor must agree before a permutation is applied."""
-        stored = self._stored(layout)
-        for axis, order in ((0, layout.rows), (-1, layout.columns)):
-            if order is not None and stored.shape[axis] != len(order):
-                raise CorruptFile(
-                    f"{self._file_of[layout.stored].path}: tensor {layout.stored!r} ({name}) has the shape "
-                    f"{list(stored.shape)}; the head counts of the metadata need {len(order)}"
-                )
-        if (layout.transpose or layout.middle_axis) and len(stored.shape) != 2:
-            raise CorruptFile(f"{self._file_of[layout.stored].path}: tensor {layout.stored!r} ({name}) has the shape "
-                              f"{list(stored.shape)}; expected two dimensions")
 
 
 def _take(raw: np.ndarray, order: np.ndarray | None, rows: tuple[int, int] | None) -> np.ndarray:

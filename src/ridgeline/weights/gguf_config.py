@@ -29,7 +29,7 @@ class _Fields:
 
     def __init__(self, file: GGUFFile, shapes: dict[str, tuple[int, ...]]) -> None:
         self.file, self.shapes = file, shapes
-        self.architecture: str = file.metadata.get("general.architecture", "")
+        self.architecture = str(file.metadata.get("general.architecture"))
 
     def _get(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
         full = f"{self.architecture}.{key}"
@@ -61,6 +61,15 @@ class _Fields:
             raise CorruptFile(f"{self.file.path}: {self.architecture}.{key} is {value}; expected at least 1")
         return value
 
+    def layers(self) -> int:
+        count = self.positive("block_count")
+        if count > len(self.shapes):
+            raise CorruptFile(
+                f"{self.file.path}: {self.architecture}.block_count is {count}, but there are only {len(self.shapes)} "
+                "tensors"
+            )
+        return count
+
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
         """A float32 field as the shortest decimal with that float32 value: 1e-06 and not 9.99999997e-07."""
         value = self._get(key, (float, int), default)
@@ -69,13 +78,15 @@ class _Fields:
     def text(self, key: str, default: str) -> str:
         return str(self._get(key, (str,), default))
 
-    def vector(self, tensor: str) -> list[float] | None:
+    def vector(self, tensor: str, length: int) -> list[float] | None:
         """A small F32 tensor that is configuration rather than a weight."""
         found = self.file.tensors.get(tensor)
         if found is None:
             return None
-        if found.type.name != "F32":
-            raise CorruptFile(f"{self.file.path}: tensor {tensor!r} is {found.type.name}; expected F32")
+        if found.type.name != "F32" or found.shape != (length,):
+            raise CorruptFile(
+                f"{self.file.path}: tensor {tensor!r} is {found.type.name} {list(found.shape)}; expected F32 [{length}]"
+            )
         return [float(str(x)) for x in self.file.raw(tensor).reshape(-1).view(np.float32)]
 
     def has(self, tensor: str) -> bool:
@@ -88,7 +99,7 @@ def hugging_face_config(file: GGUFFile, shapes: dict[str, tuple[int, ...]]) -> d
     builder = _BUILDERS.get(fields.architecture)
     if builder is None:
         raise UnsupportedModel(
-            f"{file.path}: GGUF architecture {fields.architecture or None!r} is not supported; "
+            f"{file.path}: GGUF architecture {fields.architecture!r} is not supported; "
             f"known: {', '.join(KNOWN_ARCHITECTURES)}"
         )
     if fields.integer("expert_count", 0):
@@ -105,10 +116,9 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
     """Sampling defaults and end tokens; an end-of-turn token, if there is one, also ends a generation."""
     meta = file.metadata
     config: dict[str, Any] = _token_ids(meta)
-    ends = [meta[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot", "eom")
-            if f"tokenizer.ggml.{kind}_token_id" in meta]
-    if ends:
-        config["eos_token_id"] = list(dict.fromkeys(ends))
+    ends = [meta.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    if found := list(dict.fromkeys(token for token in ends if isinstance(token, int))):
+        config["eos_token_id"] = found
     for key, name in _SAMPLING.items():
         value = meta.get(f"general.sampling.{key}")
         if isinstance(value, (int, float)):
@@ -119,7 +129,7 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
 def _token_ids(meta: dict[str, Any]) -> dict[str, Any]:
     names = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
     found = {name: meta.get(f"tokenizer.ggml.{key}_token_id") for key, name in names.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if isinstance(value, int)}
 
 
 def _common(f: _Fields, model_type: str) -> dict[str, Any]:
@@ -130,7 +140,7 @@ def _common(f: _Fields, model_type: str) -> dict[str, Any]:
         "vocab_size": f.shapes["token_embd.weight"][0],
         "hidden_size": hidden,
         "intermediate_size": f.positive("feed_forward_length"),
-        "num_hidden_layers": f.positive("block_count"),
+        "num_hidden_layers": f.layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": f.positive("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -138,10 +148,10 @@ def _common(f: _Fields, model_type: str) -> dict[str, Any]:
         "rms_norm_eps": f.number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "rope_theta": f.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(f),
         "tie_word_embeddings": not f.has("output.weight"),
     }
     rotated = f.positive("rope.dimension_count", head_dim)
+    config["rope_scaling"] = _rope_scaling(f, rotated // 2)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
     return config
@@ -152,11 +162,11 @@ def _attention_bias(f: _Fields) -> dict[str, Any]:
     return {"attention_bias": any(name.endswith(".attn_q.bias") for name in blocks)}
 
 
-def _rope_scaling(f: _Fields) -> dict[str, Any] | None:
-    if (factors := f.vector("rope_freqs.weight")) is not None:
+def _rope_scaling(f: _Fields, pairs: int) -> dict[str, Any] | None:
+    if (factors := f.vector("rope_freqs.weight", pairs)) is not None:
         return {"rope_type": "factors", "factors": factors}
     original = f.integer("rope.scaling.original_context_length", None)
-    long, short = f.vector("rope_factors_long.weight"), f.vector("rope_factors_short.weight")
+    long, short = f.vector("rope_factors_long.weight", pairs), f.vector("rope_factors_short.weight", pairs)
     if long is not None and short is not None:
         if original is None:
             f.integer("rope.scaling.original_context_length")  # raises: it is required here
@@ -184,14 +194,17 @@ def _rope_scaling(f: _Fields) -> dict[str, Any] | None:
 
 def _layer_types(f: _Fields, layers: int, default_period: int) -> list[str]:
     """Sliding or full attention per layer: a list of flags, or a period whose last layer is full."""
-    pattern = f.file.metadata.get(f"{f.architecture}.attention.sliding_window_pattern", default_period)
+    key = "attention.sliding_window_pattern"
+    pattern = f.file.metadata.get(f"{f.architecture}.{key}")
     if isinstance(pattern, np.ndarray):
         if len(pattern) < layers:
-            raise CorruptFile(f"{f.file.path}: {f.architecture}.attention.sliding_window_pattern has "
-                              f"{len(pattern)} entries; expected {layers}")
+            raise CorruptFile(
+                f"{f.file.path}: {f.architecture}.{key} has {len(pattern)} entries; expected {layers}"
+            )
         sliding = [bool(x) for x in pattern[:layers]]
     else:
-        sliding = [pattern == 0 or i % pattern < pattern - 1 for i in range(layers)]
+        period = f.integer(key, default_period)
+        sliding = [period == 0 or i % period < period - 1 for i in range(layers)]
     return ["sliding_attention" if x else "full_attention" for x in sliding]
 
 
@@ -271,7 +284,7 @@ def _gpt2(f: _Fields) -> dict[str, Any]:
         "model_type": "gpt2",
         "vocab_size": f.shapes["token_embd.weight"][0],
         "n_embd": f.positive("embedding_length"),
-        "n_layer": f.positive("block_count"),
+        "n_layer": f.layers(),
         "n_head": f.positive("attention.head_count"),
         "n_inner": f.positive("feed_forward_length"),
         "n_positions": f.positive("context_length"),

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ridgeline.errors import CorruptFile
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ATTENTION = {
@@ -87,6 +90,7 @@ _PERMUTED = {"llama", "mistral3"}
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 KNOWN_ARCHITECTURES = tuple(_BLOCKS)
+Shapes = dict[str, tuple[int, ...]]  # stored tensor name -> shape
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,20 @@ class Layout:
     middle_axis: bool = False           # the tensor is (channels, 1, kernel), stored (channels, kernel)
 
 
-def layouts(architecture: str, stored_names: list[str], config: dict[str, Any]) -> dict[str, Layout]:
-    """{Hugging Face name: Layout} for the tensors of a file; a name that we do not know keeps its GGUF name."""
+def layouts(path: Path, architecture: str, shapes: Shapes, config: dict[str, Any]) -> dict[str, Layout]:
+    """{Hugging Face name: Layout} for the tensors of a file; a name that we do not know keeps its GGUF name.
+
+    Raises CorruptFile where a tensor's shape contradicts the head counts, before anything of that size is made.
+    """
     found: dict[str, Layout] = {}
-    for stored in stored_names:
+    for stored, shape in shapes.items():
         if stored in _CONFIGURATION:
             continue  # read into the config as rope_scaling
         name = hugging_face_name(architecture, stored, config)
-        found[name] = _layout(architecture, stored, name, config)
+        try:
+            found[name] = _layout(architecture, stored, name, shape, config)
+        except ValueError as error:
+            raise CorruptFile(f"{path}: tensor {stored!r} ({name}) has the shape {list(shape)}; {error}") from None
     return found
 
 
@@ -130,42 +140,55 @@ def hugging_face_name(architecture: str, stored: str, config: dict[str, Any]) ->
     return f"{prefix}.{part}.{leaf}" if part else stored
 
 
-def _layout(architecture: str, stored: str, name: str, config: dict[str, Any]) -> Layout:
+def _layout(
+    architecture: str, stored: str, name: str, shape: tuple[int, ...], config: dict[str, Any]
+) -> Layout:
     if architecture in _PERMUTED and ".self_attn." in name:
-        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        for part, count in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if f".{part}." in name:
-                return Layout(stored, rows=_unpermuted(config[heads], config["head_dim"]))
+                heads, dim = config[count], config["head_dim"]
+                _require(dim % 2 == 0 and shape[0] == heads * dim, f"expected {heads} heads of {dim} rows (even)")
+                return Layout(stored, rows=_unpermuted(heads, dim))
     if architecture == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        _require(len(shape) == 2, "expected two dimensions")
         return Layout(stored, transpose=True)
     if ".linear_attn." in name:
-        return _linear_attention_layout(stored, name.partition(".linear_attn.")[2], config)
+        return _linear_attention_layout(stored, name.partition(".linear_attn.")[2], shape, config)
     if architecture in _ONE_PLUS and name.endswith("norm.weight"):
         return Layout(stored, subtract_one=True)
     return Layout(stored)
 
 
-def _linear_attention_layout(stored: str, part: str, config: dict[str, Any]) -> Layout:
+def _linear_attention_layout(
+    stored: str, part: str, shape: tuple[int, ...], config: dict[str, Any]
+) -> Layout:
     groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     value_dim, key_rows = config["linear_value_head_dim"], 2 * groups * config["linear_key_head_dim"]
-    head_rows = channel_rows = mixed_rows = None
-    if groups != heads:
-        head_rows = _grouped(groups, heads, 1)
-        channel_rows = _grouped(groups, heads, value_dim)
-        mixed_rows = np.concatenate([np.arange(key_rows), key_rows + channel_rows])
+    _require(heads % groups == 0, f"but {heads} value heads do not divide among {groups} key heads")
+    expected = f"expected {heads} value heads of {value_dim}, after {key_rows} rows of queries and keys if fused"
+    same_order = groups == heads
     match part:
-        case "in_proj_qkv.weight":
-            return Layout(stored, rows=mixed_rows)
-        case "conv1d.weight":
-            return Layout(stored, rows=mixed_rows, middle_axis=True)
+        case "in_proj_qkv.weight" | "conv1d.weight":
+            _require(len(shape) == 2 and shape[0] == key_rows + heads * value_dim, expected)
+            values = key_rows + _grouped(groups, heads, value_dim)
+            rows = None if same_order else np.concatenate([np.arange(key_rows), values])
+            return Layout(stored, rows=rows, middle_axis=part == "conv1d.weight")
         case "in_proj_z.weight":
-            return Layout(stored, rows=channel_rows)
+            _require(shape[0] == heads * value_dim, expected)
+            return Layout(stored, rows=None if same_order else _grouped(groups, heads, value_dim))
         case "out_proj.weight":
-            return Layout(stored, columns=channel_rows)
-        case "A_log":
-            return Layout(stored, rows=head_rows, log_of_negative=True)
-        case "in_proj_a.weight" | "in_proj_b.weight" | "dt_bias":
-            return Layout(stored, rows=head_rows)
+            _require(len(shape) == 2 and shape[1] == heads * value_dim, expected)
+            return Layout(stored, columns=None if same_order else _grouped(groups, heads, value_dim))
+        case "in_proj_a.weight" | "in_proj_b.weight" | "dt_bias" | "A_log":
+            _require(shape[0] == heads, f"expected {heads} value heads")
+            rows = None if same_order else _grouped(groups, heads, 1)
+            return Layout(stored, rows=rows, log_of_negative=part == "A_log")
     return Layout(stored)
+
+
+def _require(condition: bool, expected: str) -> None:
+    if not condition:
+        raise ValueError(expected)
 
 
 def _unpermuted(heads: int, head_dim: int) -> np.ndarray:
