@@ -51,12 +51,12 @@ class Batch:
         """Cache positions that exist for this row, its own tokens included."""
         return self.starts[row] + self.offsets[row + 1] - self.offsets[row]
 
-    def mask(self, row: int, window: int | None) -> Tensor | None:
-        """(n, context) bool, True = visible; None when the row is one token that sees everything."""
+    def mask(self, row: int, window: int | None) -> Tensor:
+        """(n, context) bool, True = visible; made once for all layers with this window."""
         key = ("mask", row, window)
         if key not in self.memo:
             self.memo[key] = self._mask(row, window)
-        mask: Tensor | None = self.memo[key]
+        mask: Tensor = self.memo[key]
         return mask
 
     def _mask(self, row: int, window: int | None) -> Tensor:

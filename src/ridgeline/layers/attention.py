@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ridgeline.batch import Batch
 from ridgeline.cache.view import CacheView
 from ridgeline.layers.rope import Rotary
+from ridgeline.ops import grouped
 from ridgeline.ops import reference as ops
 from ridgeline.types import PagedKV
 
@@ -67,4 +68,4 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, batch: Batch, state: CacheVie
         return ops.ragged_attention(q, k, v, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
     k_pages, v_pages = state.kv(layer)
     ops.write_kv(k_pages, v_pages, k, v, batch)
-    return ops.paged_attention(q, k_pages, v_pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    return grouped.paged_attention(q, k_pages, v_pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)

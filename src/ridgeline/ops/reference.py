@@ -1,11 +1,15 @@
 """One pure torch function an operation: its definition, its default implementation and every kernel's oracle."""
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.batch import Batch
+
+MAX_SCORES = 1 << 24      # attention scores held at once, 64 MB in fp32; more queries than that go slice by slice
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tensor:
@@ -35,30 +39,34 @@ def write_kv(k_pages: Tensor, v_pages: Tensor, k: Tensor, v: Tensor, batch: Batc
     v_pages[page, :, offset] = v.to(v_pages.dtype)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None = None,
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None = None,
            sinks: Tensor | None = None) -> Tensor:
-    """Softmax attention of one row. q: (n, H, d); k: (K, L, d); v: (K, L, dv); mask: (n, L) or None -> (n, H, dv).
+    """Softmax attention: q (..., n, H, d), k (..., K, L, d), v (..., K, L, dv), mask (..., n, L) -> (..., n, H, dv).
 
-    Scores and softmax in fp32 (fp64 for fp64 inputs). softcap: c tanh(s / c). sinks: (H,) logits that take part in the
-    softmax and are dropped.
+    Leading dimensions are rows with the same n and L. mask: True = visible. Scores and softmax in fp32 (fp64 for fp64
+    inputs). softcap: c tanh(s / c). sinks: (H,) logits that take part in the softmax and are dropped.
     """
-    n, heads, _ = q.shape
-    groups = heads // k.shape[0]
+    *rows, n, heads, _ = q.shape
+    kv_heads = k.shape[-3]
+    step = max(1, MAX_SCORES // (math.prod(rows) * heads * k.shape[-2]))
+    if n > step:
+        return torch.cat([attend(q[..., a:a + step, :, :], k, v, mask[..., a:a + step, :], scale, softcap, sinks)
+                          for a in range(0, n, step)], -3)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    q = q.view(n, k.shape[0], groups, -1).permute(1, 2, 0, 3).flatten(1, 2)              # (K, G * n, d)
-    scores = (q @ k.to(q.dtype).transpose(1, 2)).to(wide) * scale                        # (K, G * n, L)
-    scores = scores.view(k.shape[0], groups, n, -1)
+    q = q.reshape(*rows, n, kv_heads, heads // kv_heads, -1)
+    q = q.movedim(-4, -2).flatten(-3, -2)                                                # (..., K, G * n, d)
+    scores = (q @ k.to(q.dtype).mT).to(wide) * scale                               # (..., K, G * n, L)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+    scores = scores.reshape(*rows, kv_heads, -1, n, k.shape[-2])                         # (..., K, G, n, L)
+    scores = scores.masked_fill(~mask[..., None, None, :, :], float("-inf"))
     if sinks is not None:
-        column = sinks.to(wide).view(k.shape[0], groups, 1, 1).expand(-1, -1, n, 1)
+        column = sinks.to(wide).view(kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
         weights = torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
     else:
         weights = torch.softmax(scores, -1)
-    out = weights.to(q.dtype).flatten(1, 2) @ v.to(q.dtype)                              # (K, G * n, dv)
-    return out.view(k.shape[0], groups, n, -1).permute(2, 0, 1, 3).reshape(n, heads, -1)
+    out = weights.to(q.dtype).flatten(-3, -2) @ v.to(q.dtype)                            # (..., K, G * n, dv)
+    return out.reshape(*rows, kv_heads, -1, n, v.shape[-1]).movedim(-2, -4).reshape(*rows, n, heads, -1)
 
 
 def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, *, scale: float,
@@ -67,15 +75,19 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, *
 
     q: (T, H, d); k_pages: (pages, K, page_size, d); v_pages: (pages, K, page_size, dv) -> (T, H, dv).
     """
+    return torch.cat([attend_row(q, k_pages, v_pages, batch, row, scale, window, softcap, sinks)
+                      for row in range(batch.rows)])
+
+
+def attend_row(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, row: int, scale: float,
+               window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+    """paged_attention of one row of the batch -> (n, H, dv)."""
     assert batch.page_table is not None
-    out = []
-    for row in range(batch.rows):
-        a, b, context = batch.offsets[row], batch.offsets[row + 1], batch.context(row)
-        pages = batch.page_table[row, :-(-context // batch.page_size)]
-        k = k_pages[pages].transpose(0, 1).flatten(1, 2)[:, :context]                    # (K, L, d)
-        v = v_pages[pages].transpose(0, 1).flatten(1, 2)[:, :context]
-        out.append(attend(q[a:b], k, v, batch.mask(row, window), scale, softcap, sinks))
-    return torch.cat(out)
+    a, b, context = batch.offsets[row], batch.offsets[row + 1], batch.context(row)
+    pages = batch.page_table[row, :-(-context // batch.page_size)]
+    k = k_pages[pages].transpose(0, 1).flatten(1, 2)[:, :context]                        # (K, L, d)
+    v = v_pages[pages].transpose(0, 1).flatten(1, 2)[:, :context]
+    return attend(q[a:b], k, v, batch.mask(row, window), scale, softcap, sinks)
 
 
 def ragged_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, *, scale: float, window: int | None = None,
