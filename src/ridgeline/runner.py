@@ -19,7 +19,7 @@ from ridgeline.sampling import RowContext, distribution, process, sample, top_lo
 from ridgeline.types import TokenLogprobs
 
 if TYPE_CHECKING:
-    from ridgeline.cache.store import Placement
+    from ridgeline.cache import Placement
     from ridgeline.sequence import Sequence as LiveSequence
 
 # Rows of prompt log-probabilities computed at once: 64 rows of a 262,144 vocabulary are 67 MB of fp32 logits.

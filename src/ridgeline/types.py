@@ -147,27 +147,47 @@ class StepOutput:
     metrics: RequestMetrics | None = None
 
 
+@dataclass(frozen=True)
+class Logprob:
+    """One token as people and programs read it. `bytes` are exact; `token` shows incomplete characters as U+FFFD."""
+
+    token_id: int
+    token: str
+    bytes: bytes
+    logprob: float
+    rank: int
+    top: tuple[Logprob, ...] = ()
+
+
 @dataclass
 class CompletionOutput:
-    """One sample. `token_bytes` of each logprob entry is looked up in the tokenizer by whoever prints it."""
+    """One sample. stop_reason: the stop string or token id that ended it."""
 
     index: int
-    text: str
-    token_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: list[Logprob] | None = None
+    metrics: RequestMetrics | None = None
+    delta: str = ""                 # what was added to `text` since the last output of a stream
 
 
 @dataclass
 class RequestOutput:
-    """The whole answer to one prompt, or with streaming its state so far."""
+    """The answer to one prompt: whole, or in a stream as far as it is known. `error` is set when it failed."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    finished: bool
-    metrics: RequestMetrics
-    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    finished: bool = False
+    prompt_logprobs: Sequence[Logprob | None] | None = None
     error: Exception | None = None
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Of the first sample."""
+        metrics = self.outputs[0].metrics
+        assert metrics is not None
+        return metrics
