@@ -63,6 +63,12 @@ FAMILIES = {
 }
 
 
+def model_type(family: Family) -> str:
+    """As it stands in the checkpoint's config.json."""
+    found: str = family.model_type or getattr(transformers, family.config).model_type
+    return found
+
+
 def reference(family: Family, seed: int = 0) -> Any:
     """A transformers model in eval mode with every weight random, norms and biases too."""
     common = GPT2_COMMON if family.config == "GPT2Config" else COMMON
