@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import gguf
@@ -103,8 +104,12 @@ def train_spm() -> dict[str, object]:
     """A SentencePiece-style BPE: scores are the order of the merges, single characters come last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
-    tokenizer.train_from_iterator([ENGLISH + CODE + OTHER] * 2, trainers.BpeTrainer(
-        vocab_size=1100, show_progress=False, min_frequency=2, limit_alphabet=180))
+    text = ENGLISH + CODE + OTHER
+    # The rarer characters stay out of the vocabulary: they are what byte tokens are for.
+    counts = Counter(text.replace(" ", SPACE)) + Counter(SPACE)
+    alphabet = sorted(counts, key=lambda character: (-counts[character], character))[:180]
+    tokenizer.train_from_iterator([text] * 2, trainers.BpeTrainer(
+        vocab_size=1100, show_progress=False, min_frequency=2, limit_alphabet=180, initial_alphabet=alphabet))
     merged = [left + right for left, right in json.loads(tokenizer.to_str())["model"]["merges"]]
     merged = [token for token in dict.fromkeys(merged) if "\n" not in token]
     letters = sorted(token for token in tokenizer.get_vocab() if len(token) == 1 and token != "\n")

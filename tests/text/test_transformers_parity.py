@@ -127,6 +127,18 @@ def test_without_parsing_special_tokens(both: tuple[Tokenizer, Any]) -> None:
     assert ours.special_tokens["<|end|>"] in ours.encode("a<|end|>b")  # the switch does not stick
 
 
+@pytest.mark.parametrize("config, special", [
+    ({"extra_special_tokens": ["<tool>"]}, False), ({"additional_special_tokens": ["<tool>"]}, False),
+    ({"pad_token": "<tool>"}, True), ({"extra_special_tokens": {"tool_token": "<tool>"}}, True),
+])
+def test_special_tokens_that_the_vocabulary_does_not_flag(
+    tmp_path: Path, config: dict[str, Any], special: bool
+) -> None:
+    ours, theirs = pair(tmp_path, *byte_level(**config))
+    same(ours, theirs, "a<tool>b<|end|>")
+    assert ("<tool>" in ours.special_tokens) == special
+
+
 @pytest.mark.parametrize("config", [
     {"add_bos_token": True, "add_eos_token": True}, {"add_bos_token": False, "template": True}, {"add_eos_token": True},
 ])

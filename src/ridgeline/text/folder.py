@@ -45,7 +45,8 @@ def load_folder_tokenizer(path: Path) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     named = defaults | {name: text for name in _NAMED if (text := _content(config.get(name))) is not None}
-    _add_missing(backend, folder, config, named)
+    special = [*named.values(), *_role_tokens(config)]
+    _add_missing(backend, folder, config, special)
 
     bos = _id_of(backend, named.get("bos_token"))
     eos = _id_of(backend, named.get("eos_token"))
@@ -57,7 +58,7 @@ def load_folder_tokenizer(path: Path) -> Tokenizer:
     for name in ("generation_config.json", "config.json"):
         ends += _ids(folder / name, _read_json(folder / name).get("eos_token_id"))
     return Tokenizer(backend, bos_token_id=bos, eos_token_ids=tuple(dict.fromkeys(ends)), named_tokens=named,
-                     chat_templates=dict(_chat_templates(folder, config)), source=str(path))
+                     chat_templates=dict(_chat_templates(folder, config)), also_special=special, source=str(path))
 
 
 def _find(path: Path, folder: Path) -> Path:
@@ -106,17 +107,31 @@ def _sentencepiece(file: Path) -> tuple[Backend, dict[str, str]]:
     return backend, {name: pieces.tokens[index] for name, index in ids.items() if index is not None}
 
 
-def _add_missing(backend: Backend, folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+def _role_tokens(config: Mapping[str, Any]) -> list[str]:
+    """Special tokens to which a model gives roles of its own (image_token, ...)."""
+    extra = config.get("extra_special_tokens")
+    values = extra.values() if isinstance(extra, Mapping) else ()
+    return [text for value in values if (text := _content(value)) is not None]
+
+
+def _listed_tokens(config: Mapping[str, Any]) -> list[str]:
+    """Special tokens without a role. One that the vocabulary file flags as plain stays plain, as in transformers."""
+    extra = config.get("extra_special_tokens")
+    listed = [*(extra if isinstance(extra, list) else ()), *(config.get("additional_special_tokens") or ())]
+    return [text for value in listed if (text := _content(value)) is not None]
+
+
+def _add_missing(backend: Backend, folder: Path, config: Mapping[str, Any], special: list[str]) -> None:
     """Register the tokens that the configuration declares beside the vocabulary file."""
     declared: dict[int | None, AddedToken] = {}
     decoder = config.get("added_tokens_decoder") or {}
     for index, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
         flags = {flag: bool(entry.get(flag, False)) for flag in ("lstrip", "rstrip", "single_word", "special")}
         declared[int(index)] = AddedToken(entry["content"], normalized=bool(entry.get("normalized", False)), **flags)
-    if not decoder:
-        older = _read_json(folder / "added_tokens.json")
-        declared |= {index: AddedToken(text, normalized=False) for text, index in sorted(older.items(),
-                                                                                         key=lambda item: item[1])}
+    listed = _listed_tokens(config)
+    if not decoder:  # the older file has no flags; the lists are what says which ones are special
+        older = sorted(_read_json(folder / "added_tokens.json").items(), key=lambda item: item[1])
+        declared |= {index: AddedToken(text, normalized=False, special=text in listed) for text, index in older}
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for index, token in declared.items():
         if token.content in known:
@@ -125,11 +140,11 @@ def _add_missing(backend: Backend, folder: Path, config: Mapping[str, Any], name
         if backend.token_to_id(token.content) != index:
             raise CorruptFile(f"{folder}: token {token.content!r} is declared with id {index}, but the next free id is "
                               f"{backend.token_to_id(token.content)}")
-    extra = [_content(item) for item in config.get("additional_special_tokens") or []]
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    unflagged = [text for text in listed if text not in known]
     backend.add_special_tokens([
-        AddedToken(text, normalized=False, special=True) for text in [*named.values(), *extra]
-        if text is not None and text not in special and backend.token_to_id(text) is not None
+        AddedToken(text, normalized=False, special=True) for text in [*special, *unflagged]
+        if backend.token_to_id(text) is not None
     ])
 
 

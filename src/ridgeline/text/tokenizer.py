@@ -42,7 +42,8 @@ class Tokenizer:
     """A tokenizer with its special tokens and chat templates.
 
     `vocab_size` counts the tokens, added ones included; a model's embedding may have more rows. An id without a token
-    contributes nothing to the text. Safe to use from several threads.
+    contributes nothing to the text. `also_special` names added tokens that are special although the vocabulary file
+    does not flag them. Safe to use from several threads.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Tokenizer:
         eos_token_ids: tuple[int, ...],
         named_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        also_special: Iterable[str] = (),
         source: str = "",
     ) -> None:
         self._backend = backend
@@ -64,7 +66,9 @@ class Tokenizer:
         self.source = source
         added = backend.get_added_tokens_decoder()
         self._added = {index: token.content for index, token in added.items()}
-        self._special = frozenset(index for index, token in added.items() if token.special)
+        also = set(also_special)
+        self._special = frozenset(
+            index for index, token in added.items() if token.special or token.content in also)
         self.special_tokens = {self._added[index]: index for index in sorted(self._special)}
         self.vocab_size = max(backend.get_vocab_size(), max(self._added, default=-1) + 1)
         self._rules = _decoding_rules(backend)
