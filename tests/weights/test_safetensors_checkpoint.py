@@ -38,6 +38,7 @@ def test_shape_kind_bytes_and_values(tmp_path: Path) -> None:
     file = open_checkpoint(write(tmp_path, {"model.norm.weight": torch.ones(2), "lm_head.weight": weight}))
     assert file.format == "safetensors" and file.path == tmp_path and file.metadata == {}
     assert sorted(file.names()) == ["lm_head.weight", "model.norm.weight"]
+    assert open_checkpoint(tmp_path / "config.json").names() == file.names()  # any file of a folder means the folder
     assert file.shape("lm_head.weight") == (3, 2)
     assert file.kind("lm_head.weight") == "BF16" and file.nbytes("lm_head.weight") == 12
     assert torch.equal(file.read("lm_head.weight", torch.float32), weight.float())

@@ -106,7 +106,7 @@ def open_checkpoint(path: Path, *, load_format: str = "auto") -> Checkpoint:
 
 def _open_auto(path: Path) -> Checkpoint:
     if path.is_file():
-        return _open_gguf(path)
+        return _open_safetensors(path) if path.suffix in (".safetensors", ".json") else _open_gguf(path)
     if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
         return _open_safetensors(path)
     if any(path.glob("*.gguf")):

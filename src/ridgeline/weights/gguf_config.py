@@ -184,7 +184,7 @@ def _rope_scaling(f: _Fields, pairs: int) -> dict[str, Any] | None:
                                "longrope")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": f.number("rope.scaling.factor")}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = original
+        scaling["original_max_position_embeddings"] = original or f.positive("context_length")
         for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"),
                           ("attn_factor", "attention_factor"), ("log_multiplier", "mscale_all_dim")):
             if (value := f.number(f"rope.scaling.yarn_{key}", None)) is not None:
