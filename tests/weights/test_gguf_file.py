@@ -114,12 +114,12 @@ def test_writing_to_a_view_leaves_the_file_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == FIXTURE.read_bytes()
 
 
-def test_a_vocabulary_of_262144_strings_opens_in_under_a_second(opened: Any) -> None:
+def test_a_vocabulary_of_262144_strings_takes_under_a_second_of_cpu(opened: Any) -> None:
     words = b"".join(text(f"token{i}") for i in range(262_144))
     content = gguf([pair("t", 9, struct.pack("<IQ", 8, 262_144) + words)])
-    start = time.perf_counter()
+    start = time.process_time()
     file = opened(content)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert file.metadata["t"][-1] == "token262143"
 
 
