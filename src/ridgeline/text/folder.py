@@ -123,29 +123,41 @@ def _listed_tokens(config: Mapping[str, Any]) -> list[str]:
 
 def _add_missing(backend: Backend, folder: Path, config: Mapping[str, Any], special: list[str]) -> None:
     """Register the tokens that the configuration declares beside the vocabulary file."""
-    declared: dict[int | None, AddedToken] = {}
-    decoder = config.get("added_tokens_decoder") or {}
-    for index, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
-        flags = {flag: bool(entry.get(flag, False)) for flag in ("lstrip", "rstrip", "single_word", "special")}
-        declared[int(index)] = AddedToken(entry["content"], normalized=bool(entry.get("normalized", False)), **flags)
     listed = _listed_tokens(config)
-    if not decoder:  # the older file has no flags; the lists are what says which ones are special
-        older = sorted(_read_json(folder / "added_tokens.json").items(), key=lambda item: item[1])
-        declared |= {index: AddedToken(text, normalized=False, special=text in listed) for text, index in older}
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    declared = {index: token for index, token in _declared(folder, config, listed) if token.content not in known}
+    backend.add_tokens(list(declared.values()))
     for index, token in declared.items():
-        if token.content in known:
-            continue
-        backend.add_tokens([token])
-        if backend.token_to_id(token.content) != index:
-            raise CorruptFile(f"{folder}: token {token.content!r} is declared with id {index}, but the next free id is "
-                              f"{backend.token_to_id(token.content)}")
+        found = backend.token_to_id(token.content)
+        if found != index:
+            raise CorruptFile(f"{folder}: token {token.content!r} is declared with id {index}, but the vocabulary "
+                              f"gives it id {found}; ids must be without gaps")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     unflagged = [text for text in listed if text not in known]
     backend.add_special_tokens([
         AddedToken(text, normalized=False, special=True) for text in [*special, *unflagged]
         if backend.token_to_id(text) is not None
     ])
+
+
+def _declared(folder: Path, config: Mapping[str, Any], listed: list[str]) -> Iterator[tuple[int, AddedToken]]:
+    """The (id, token) pairs of added_tokens_decoder or, in older folders, added_tokens.json, in order of id."""
+    decoder = config.get("added_tokens_decoder")
+    if isinstance(decoder, Mapping):
+        for index, entry in sorted(decoder.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else -1):
+            text = _content(entry)
+            if text is None or not isinstance(entry, Mapping) or not index.isdecimal():
+                raise CorruptFile(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder[{index!r}] is {entry!r}; "
+                                  "expected an id and an object with content")
+            flags = {flag: bool(entry.get(flag, False))
+                     for flag in ("lstrip", "rstrip", "single_word", "special", "normalized")}
+            yield int(index), AddedToken(text, **flags)
+        return
+    older = _read_json(folder / "added_tokens.json")
+    if not all(isinstance(index, int) for index in older.values()):
+        raise CorruptFile(f"{folder / 'added_tokens.json'}: expected token texts with integer ids")
+    for text, index in sorted(older.items(), key=lambda item: item[1]):
+        yield index, AddedToken(text, normalized=False, special=text in listed)  # the lists are all the flags there are
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -155,6 +167,8 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[s
             yield "default", stored
         elif isinstance(stored, list):
             for entry in stored:
+                if not isinstance(entry, Mapping) or not {"name", "template"} <= set(entry):
+                    raise CorruptFile(f"{folder}: chat_template: expected objects with name and template")
                 yield str(entry["name"]), str(entry["template"])
     for file in [*sorted((folder / "additional_chat_templates").glob("*.jinja")), folder / "chat_template.jinja"]:
         if file.is_file():

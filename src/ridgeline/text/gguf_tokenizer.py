@@ -46,8 +46,8 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
 def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     """The tokenizer that GGUF metadata describes; `source` names the file in messages."""
     fields = _Fields(metadata, source)
-    model = fields.get("model")
-    if model is None:
+    model = fields.string("model", "")
+    if not model:
         fields.fail("model", "it is missing: the file holds no tokenizer")
     builders: dict[str, Callable[[_Vocabulary], Backend]] = {"llama": _spm, "gpt2": _bpe, "gemma4": _spaced_bpe}
     build = builders.get(model)
@@ -69,14 +69,15 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> Tokeniz
 def _adds_bos(fields: _Fields) -> bool:
     """Whether text begins with the beginning-of-sequence token if the file does not say."""
     if fields.get("model") == "gpt2":
-        return pre_tokenizer(fields.get("pre", "default"), fields.source).add_bos
+        return pre_tokenizer(fields.string("pre", "default"), fields.source).add_bos
     return True
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     templates = {"default": metadata.get("tokenizer.chat_template")}
-    for name in metadata.get("tokenizer.chat_templates", ()):
-        templates[name] = metadata.get(f"tokenizer.chat_template.{name}")
+    names = metadata.get("tokenizer.chat_templates")
+    for name in names if isinstance(names, list) else ():
+        templates[str(name)] = metadata.get(f"tokenizer.chat_template.{name}")
     return {name: text for name, text in templates.items() if isinstance(text, str)}
 
 
@@ -92,6 +93,12 @@ class _Fields:
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(_PREFIX + key, default)
+
+    def string(self, key: str, default: str) -> str:
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            self.fail(key, f"expected a string, found {type(value).__name__}")
+        return default if value is None else value
 
     def strings(self, key: str) -> list[str]:
         value = self.get(key)
@@ -181,7 +188,7 @@ def _spm(vocabulary: _Vocabulary) -> Backend:
 
 def _bpe(vocabulary: _Vocabulary) -> Backend:
     fields = vocabulary.fields
-    rules = pre_tokenizer(fields.get("pre", "default"), fields.source)
+    rules = pre_tokenizer(fields.string("pre", "default"), fields.source)
     backend = _merging_backend(vocabulary, ignore_merges=rules.ignore_merges)
     backend.pre_tokenizer = rules.build()
     backend.decoder = decoders.ByteLevel()
