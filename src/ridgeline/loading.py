@@ -93,6 +93,26 @@ def load_engine(name: str, config: EngineConfig, progress: Progress | None = Non
     return engine, loaded[TARGET]
 
 
+@dataclass(frozen=True)
+class Description:
+    """A model without its weights: shapes on the meta device, and what it would keep in the cache."""
+
+    path: Path
+    checkpoint: Checkpoint
+    model: CausalLM
+    dtype: torch.dtype
+    layout: RoleLayout
+
+
+def describe(name: str, config: EngineConfig) -> Description:
+    """Find and open a model and build its shapes; no weights are read."""
+    path = resolve(name, revision=config.revision, progress=config.progress is not False)
+    checkpoint = open_checkpoint(path, load_format=config.load_format)
+    dtype = _dtype(config.dtype, checkpoint)
+    model = build_model(checkpoint.config, max_model_len=config.max_model_len)
+    return Description(path, checkpoint, model, dtype, RoleLayout(model.state_spec(), _kv_dtype(config, dtype), ""))
+
+
 def _dtype(wanted: str, checkpoint: Checkpoint) -> torch.dtype:
     """auto: what the checkpoint says; bfloat16 where it says nothing or holds quantised blocks."""
     name = wanted

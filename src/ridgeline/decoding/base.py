@@ -178,13 +178,14 @@ class Strategy(ABC):
 
     roles: the models it runs, the one whose distribution counts first; domain: what besides tokens decides the content of
     cached keys (part of the prefix key); align: positions per block; reuse_prefix: whether cached prefixes may be
-    taken over (not where every row of the prompt must pass through the target).
+    taken over (not where every row of the prompt must pass through the target); scores: commits no tokens (max_tokens 0).
     """
 
     roles: tuple[str, ...] = (TARGET,)
     domain: str = "causal"
     align: int = 1
     reuse_prefix: bool = True
+    scores: bool = False
 
     @property
     def target(self) -> str:

@@ -5,6 +5,8 @@ from ridgeline.decoding.base import Commit, Run, SequenceView, Steps, Strategy
 
 
 class Score(Strategy):
+    scores = True
+
     def lookahead(self) -> int:
         return 0
 
