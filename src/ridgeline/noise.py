@@ -24,20 +24,17 @@ class Purpose(IntEnum):
     RESIDUAL = 4  # the token that replaces a rejected draft token
 
 
-def _mix(z: int) -> int:
-    """Bijection of 64-bit integers in which each input bit flips each output bit with probability ~1/2."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
-
 def bits(seed: int, position: int, purpose: int, salt: int = 0) -> int:
     """64 random bits for the four counters, each taken modulo 2**64."""
-    h = 0
+    z = 0
     for counter in (seed, position, purpose, salt):
         # The Weyl step keeps the all-zero input from being a fixed point of the chain.
-        h = _mix(((h ^ (counter & _MASK)) + _GOLDEN) & _MASK)
-    return h
+        z = ((z ^ (counter & _MASK)) + _GOLDEN) & _MASK
+        # A bijection of 64-bit integers in which each input bit flips each output bit with probability ~1/2
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z ^= z >> 31
+    return z
 
 
 def uniform(seed: int, position: int, purpose: int, salt: int = 0) -> float:

@@ -240,20 +240,29 @@ def _verify_chains(chains: Sequence[tuple[VerifyRequest, RowRef]]) -> list[Verdi
 
 def _gather(refs: Sequence[RowRef], tokens: Sequence[int]) -> list[float]:
     """The value of each row at its token, on the host, by one gather for each tensor and one transfer."""
-    by_tensor: dict[int, list[int]] = {}
-    for i, (tensor, _) in enumerate(refs):
-        by_tensor.setdefault(id(tensor), []).append(i)
-    parts = []
-    for members in by_tensor.values():
-        tensor = refs[members[0]][0]
+    parts, order = [], []
+    for tensor, members in _by_tensor(refs):
         index = torch.tensor([[refs[i][1], tokens[i]] for i in members], device=tensor.device)  # (m, 2)
         parts.append(tensor[index[:, 0], index[:, 1]])  # (m,)
-    values = torch.cat(parts).tolist() if parts else []
-    out = [0.0] * len(refs)
-    for i, value in zip((i for members in by_tensor.values() for i in members), values):
-        out[i] = value
-    return out
+        order += members
+    values = [0.0] * len(refs)
+    for i, value in zip(order, torch.cat(parts).tolist() if parts else ()):
+        values[i] = value
+    return values
 
 
 def _rows(refs: Sequence[RowRef]) -> Tensor:
-    return torch.stack([tensor[row] for tensor, row in refs])  # (R, V)
+    """The rows, copied into one tensor (R, V)."""
+    groups = _by_tensor(refs)
+    if len(groups) == 1:
+        tensor = groups[0][0]
+        return tensor[torch.tensor([row for _, row in refs], device=tensor.device)]
+    return torch.stack([tensor[row] for tensor, row in refs])
+
+
+def _by_tensor(refs: Sequence[RowRef]) -> list[tuple[Tensor, list[int]]]:
+    """The tensors that the rows lie in, each with the indexes of its refs."""
+    groups: dict[int, tuple[Tensor, list[int]]] = {}
+    for i, (tensor, _) in enumerate(refs):
+        groups.setdefault(id(tensor), (tensor, []))[1].append(i)
+    return list(groups.values())
