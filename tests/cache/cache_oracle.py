@@ -84,7 +84,7 @@ class Oracle:
         if layout.paged:
             assert len(place.pages) * self.store.page_size >= place.context
             if place.start:
-                read = self.read_row(role, place.pages, place.start - 1)
+                read = self.read_rows(role, place.pages, [place.start - 1])[0]
         if layout.recurrent:
             assert (place.state_read < 0) == (place.start == 0)
             read = self.read_state(role, place.state_read) if place.start else read
@@ -156,16 +156,17 @@ class Oracle:
                 for tensor in view.recurrent(layer).values():
                     tensor[place.state_write[i]] = value
 
-    def read_row(self, role: str, pages: Sequence[int], position: int) -> float:
-        """The number in a row; the same in all heads and layers."""
-        view, found = self.store.views[role], set()
-        for layer, spec in enumerate(view.layout.layers):
-            if isinstance(spec, PagedKV):
-                page, row = pages[position // view.page_size], position % view.page_size
-                k, v = view.kv(layer)
-                found |= set(k[page, :, row].flatten().tolist()) | set((-v[page, :, row]).flatten().tolist())
-        assert len(found) == 1, f"layers differ at position {position}"
-        return float(found.pop())
+    def read_rows(self, role: str, pages: Sequence[int], positions: Sequence[int]) -> list[float]:
+        """The numbers in these rows; the same in all heads and layers."""
+        view = self.store.views[role]
+        at = [pages[p // view.page_size] for p in positions], [p % view.page_size for p in positions]
+        copies = [
+            x for layer, spec in enumerate(view.layout.layers) if isinstance(spec, PagedKV)
+            for k, v in [view.kv(layer)] for x in (k[at[0], :, at[1]], -v[at[0], :, at[1]])  # (rows, heads, dim)
+        ]
+        rows = torch.cat([x.flatten(1) for x in copies], 1)
+        assert bool((rows == rows[:, :1]).all()), "layers differ in a row"
+        return rows[:, 0].tolist()
 
     def read_state(self, role: str, slot: int) -> float:
         view = self.store.views[role]
@@ -185,7 +186,7 @@ class Oracle:
                 layout = self.store.views[role].layout
                 assert self.store.length(seq, role) == len(rows.rows)
                 if layout.paged:
-                    found = [self.read_row(role, h.pages, i) for i in range(len(rows.rows))]
+                    found = self.read_rows(role, h.pages, range(len(rows.rows)))
                     assert found == [value for _, value in rows.rows], f"{seq} {role}"
                 for length, slot in h.checkpoints.saved:
                     assert self.read_state(role, slot) == rows.rows[length - 1][1], f"{seq} {role} state at {length}"

@@ -110,6 +110,9 @@ class PrefixIndex:
     def check(self) -> None:
         assert set(self.by_page) == self.pages.published, "published pages differ from the index"
         assert set(self.by_state) == self.states.published, "published states differ from the index"
+        entries = self.entries.values()
+        assert len(self.by_page) == sum(entry.page >= 0 for entry in entries), "a page without its entry"
+        assert len(self.by_state) == sum(entry.state >= 0 for entry in entries), "a state without its entry"
         for key, entry in self.entries.items():
             assert key == entry.key == child_key(entry.parent, entry.tokens), "a key does not match its tokens"
             assert (entry.page >= 0) == self.paged, "an entry without its page"

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from ridgeline.cache.pages import OutOfPages, Pool
 
+LEAST_STATES = 3  # of one sequence that drafts: the one to fall back to, the one read, the one written
+
 
 @dataclass(slots=True)
 class StatePlan:

@@ -44,9 +44,11 @@ class RoleCache:
     def match(self, h: Holding, limit: int) -> int:
         """Attach the longest published prefix of at most `limit` tokens, whole pages; returns its length."""
         assert not (h.held or h.extra or h.pages), f"role {self.role!r}: match_prefix, but it holds something"
+        if not self.caching:
+            return 0
         self.queries += len(h.tokens)
         found, entries, hit = 0, [], 0
-        for i in range(limit // self.page_size if self.caching else 0):
+        for i in range(limit // self.page_size):
             entry = self.index.entries.get(self.key(h, i))
             if entry is None:
                 if self.paged:

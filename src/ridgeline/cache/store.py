@@ -17,7 +17,7 @@ import torch
 
 from ridgeline.cache.holding import Holding, Placement
 from ridgeline.cache.prefix import root_key
-from ridgeline.cache.recurrent import Checkpoints
+from ridgeline.cache.recurrent import LEAST_STATES, Checkpoints
 from ridgeline.cache.role import RoleCache
 from ridgeline.cache.view import CacheView, RoleLayout
 from ridgeline.errors import ConfigError
@@ -68,8 +68,8 @@ class CacheStore:
         if page_size < 1 or num_pages < 1 or num_states < 0:
             raise ConfigError(f"page_size={page_size} and num_pages={num_pages} must be at least 1, "
                               f"num_states={num_states} at least 0")
-        if num_states < 2 and any(layout.recurrent for layout in roles.values()):
-            raise ConfigError(f"num_states={num_states}: a model with recurrent layers needs at least 2")
+        if num_states < LEAST_STATES and any(layout.recurrent for layout in roles.values()):
+            raise ConfigError(f"num_states={num_states}: a model with recurrent layers needs at least {LEAST_STATES}")
         self.page_size, self.num_pages, self.num_states = page_size, num_pages, num_states
         self._roles = {
             role: RoleCache(role, layout, page_size=page_size, num_pages=num_pages, num_states=num_states,
