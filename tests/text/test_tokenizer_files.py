@@ -265,7 +265,8 @@ def test_gemma4_form(data: Path, spm_without_prefix: Tokenizer) -> None:
 
     metadata = metadata_of("spm", data)
     columns = [metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type")]
-    merges = [" ".join(pair) for pair in merge_table(Pieces(*columns, "x"))]
+    tokens = columns[0]
+    merges = [f"{tokens[left]} {tokens[right]}" for left, right in merge_table(Pieces(*columns, "x"))]
     metadata |= {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
     tokenizer = tokenizer_from_metadata(metadata, "x")
     for text in ("The river  bends", TEXT, "a\nb\n\nc"):
@@ -294,10 +295,10 @@ def test_bad_gguf_metadata(data: Path, name: str, changes: dict[str, Any], error
     assert str(caught.value).startswith("model.gguf: ")
 
 
-# The cache of built tokenizers
+# The cache of merge tables
 
 
-def test_a_built_tokenizer_is_stored_and_a_damaged_one_rebuilt(
+def test_a_merge_table_is_stored_and_a_damaged_one_made_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -309,14 +310,15 @@ def test_a_built_tokenizer_is_stored_and_a_damaged_one_rebuilt(
         assert load_tokenizer(data / "spm.gguf").encode(TEXT) == expected
         assert stored.read_bytes() == intact
     assert list(cache_folder().iterdir()) == [stored]
-    tokenizer_from_metadata(metadata_of("spm", data, add_space_prefix=False), "x")
+    changed = metadata_of("spm", data)["tokenizer.ggml.scores"][::-1].copy()
+    tokenizer_from_metadata(metadata_of("spm", data, scores=changed), "x")
     assert len(list(cache_folder().iterdir())) == 2
 
 
-def test_the_stored_tokenizer_is_used(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stored_table_is_used(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     expected = load_tokenizer(data / "spm.gguf").encode(TEXT)
-    monkeypatch.setattr("ridgeline.text.gguf_tokenizer.sentencepiece_backend", None)  # building would fail now
+    monkeypatch.setattr("ridgeline.text.sentencepiece.merge_table", None)  # building would fail now
     assert load_tokenizer(data / "spm.gguf").encode(TEXT) == expected
 
 

@@ -20,7 +20,6 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from ridgeline.errors import CorruptFile, ModelNotFound
-from ridgeline.text.build_cache import cached, content_key
 from ridgeline.text.pretokenizers import pre_tokenizer
 from ridgeline.text.sentencepiece import backend as sentencepiece_backend
 from ridgeline.text.sentencepiece import read_model
@@ -101,7 +100,7 @@ def _byte_level(vocab: Path, merges: Path, tokenizer_class: str) -> Backend:
 
 def _sentencepiece(file: Path) -> tuple[Backend, dict[str, str]]:
     pieces = read_model(file)
-    backend = cached(content_key([b"sentencepiece", file.read_bytes()]), lambda: sentencepiece_backend(pieces))
+    backend = sentencepiece_backend(pieces)
     ids = {"unk_token": pieces.unk_id, "bos_token": pieces.bos_id, "eos_token": pieces.eos_id}
     wrap_with(backend, pieces.bos_id, None)
     return backend, {name: pieces.tokens[index] for name, index in ids.items() if index is not None}

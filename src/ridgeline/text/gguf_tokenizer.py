@@ -8,7 +8,6 @@ and gpt-4o are the models' own where llama.cpp approximates them.
 """
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from ridgeline.errors import CorruptFile, UnsupportedModel
-from ridgeline.text.build_cache import cached, content_key
 from ridgeline.text.pretokenizers import pre_tokenizer
 from ridgeline.text.sentencepiece import SPACE, Pieces, TokenType, added_tokens
 from ridgeline.text.sentencepiece import backend as sentencepiece_backend
@@ -54,7 +52,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> Tokeniz
     if build is None:
         raise UnsupportedModel(f"{source}: tokenizer.ggml.model is {model!r}; supported: {', '.join(builders)}")
     vocabulary = _Vocabulary(fields)
-    backend = cached(content_key(vocabulary.content()), lambda: build(vocabulary))
+    backend = build(vocabulary)
 
     token_id = vocabulary.token_id
     bos, eos = token_id("bos", 1 if model == "llama" else None), token_id("eos", 2 if model == "llama" else None)
@@ -102,7 +100,7 @@ class _Fields:
 
     def strings(self, key: str) -> list[str]:
         value = self.get(key)
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list) or not value or set(map(type, value)) != {str}:
             self.fail(key, "expected a list of strings, "
                            + ("it is missing" if value is None else f"found {type(value).__name__}"))
         try:
@@ -156,18 +154,6 @@ class _Vocabulary:
         if "phi-3" not in name and "phi3" not in name:
             return frozenset()
         return frozenset(self.tokens) - {"<unk>", "<s>", "<|endoftext|>"}
-
-    def content(self) -> list[bytes]:
-        """Everything the built tokenizer depends on."""
-        fields = self.fields
-        scalars = ("model", "pre", "add_space_prefix", "unknown_token_id")
-        plain = {key: str(fields.get(key)) for key in scalars} | {"name": str(fields.metadata.get("general.name"))}
-        return [
-            json.dumps(plain).encode(),
-            "\0".join(self.tokens).encode(),
-            "\0".join(fields.strings("merges") if "tokenizer.ggml.merges" in fields.metadata else ()).encode(),
-            *(np.asarray(fields.get(key, [])).tobytes() for key in ("scores", "token_type")),
-        ]
 
 
 def _is_text(item: str) -> bool:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+import numpy as np
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from ridgeline.errors import CorruptFile, UnsupportedModel
+from ridgeline.text.build_cache import cached_pairs
 
 SPACE = "\u2581"
 
@@ -51,33 +53,35 @@ class Pieces:
 
 def added_tokens(pieces: Pieces) -> list[AddedToken]:
     """Control and unknown pieces as special tokens, user-defined ones as plain added tokens, in order of id."""
+    kinds = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
     return [
-        AddedToken(token, special=kind != TokenType.USER_DEFINED, normalized=False,
-                   rstrip=token in pieces.rstrip_special)
-        for token, kind in zip(pieces.tokens, pieces.types)
-        if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+        AddedToken(pieces.tokens[index], special=pieces.types[index] != TokenType.USER_DEFINED, normalized=False,
+                   rstrip=pieces.tokens[index] in pieces.rstrip_special)
+        for index in np.flatnonzero(np.isin(pieces.types, kinds)).tolist()
     ]
 
 
-def merge_table(pieces: Pieces) -> list[tuple[str, str]]:
-    """Every way to split a piece into two pieces, best score first; pieces with equal scores in order of id.
+def merge_table(pieces: Pieces) -> np.ndarray:
+    """Every way to split a piece into two pieces, as their ids, (merges, 2) int32.
 
-    Control pieces are never the result of a merge: text alone must not be able to spell one.
+    Best score first; pieces with equal scores in order of id. Control pieces are never the result of a merge: text alone
+    must not be able to spell one.
     """
     usable = {
-        token: score
-        for token, score, kind in zip(pieces.tokens, pieces.scores, pieces.types)
+        token: index for index, (token, kind) in enumerate(zip(pieces.tokens, pieces.types))
         if kind in (TokenType.NORMAL, TokenType.UNUSED)
     }
-    merges: list[tuple[str, str]] = []
-    for token in sorted(usable, key=usable.__getitem__, reverse=True):  # the sort is stable: ties keep id order
+    flat: list[int] = []
+    scores = pieces.scores
+    # The sort is stable, so ties keep the order of their ids.
+    for token in sorted(usable, key=lambda token: scores[usable[token]], reverse=True):
         for cut in range(1, len(token)):
-            left = token[:cut]
-            if left in usable:
-                right = token[cut:]
-                if right in usable:
-                    merges.append((left, right))
-    return merges
+            left = usable.get(token[:cut])
+            if left is not None:
+                right = usable.get(token[cut:])
+                if right is not None:
+                    flat += (left, right)
+    return np.array(flat, np.int32).reshape(-1, 2)  # (merges, 2)
 
 
 def backend(pieces: Pieces) -> Backend:
@@ -86,8 +90,12 @@ def backend(pieces: Pieces) -> Backend:
     if len(vocab) != len(pieces.tokens):
         raise CorruptFile(f"{pieces.source}: {len(pieces.tokens) - len(vocab)} tokens occur more than once "
                           "in the vocabulary; token texts must be unique")
+    content = ("\0".join(pieces.tokens).encode(), np.asarray(pieces.scores, np.float32).tobytes(),
+               np.asarray(pieces.types, np.int32).tobytes())
+    pairs = cached_pairs(content, lambda: merge_table(pieces))
+    spelled = np.array(pieces.tokens, dtype=object)[pairs.T]  # (2, merges)
     result = Backend(models.BPE(
-        vocab=vocab, merges=merge_table(pieces), fuse_unk=False,
+        vocab=vocab, merges=list(zip(*spelled.tolist())), fuse_unk=False,
         unk_token=None if pieces.unk_id is None else pieces.tokens[pieces.unk_id],
         byte_fallback=any(kind == TokenType.BYTE for kind in pieces.types),
     ))
