@@ -11,9 +11,10 @@ from ridgeline.ops import grouped, reference
 
 HEADS, DIM, VALUE_DIM, PAGE, SCALE = 4, 6, 5, 4, 0.4
 TREE = (-1, 0, 0, 2, -1, 3)
-# (cache position of the first token, tokens, parents): prefill, decode rows, a tree, verification rows
-ROWS = [(0, 9, None), (7, 1, None), (3, 1, None), (12, 1, None), (0, 1, None), (5, len(TREE), TREE), (4, 3, None),
-        (9, 3, None), (10, 3, None), (0, 3, None)]
+# (cache position of the first token, tokens, parents): prefill, decode rows, trees among others of their length,
+# verification rows
+ROWS = [(0, 9, None), (7, 1, None), (3, 1, None), (12, 1, None), (0, 1, None), (2, 6, None), (5, 6, TREE), (3, 6, TREE),
+        (1, 6, None), (4, 3, None), (9, 3, None), (10, 3, None), (0, 3, None)]
 IMPLEMENTATIONS = {"row by row": reference.paged_attention, "in groups": grouped.paged_attention}
 
 
@@ -33,7 +34,7 @@ def make_batch(rows, see="causal", block=4):
         hi += upper(at, end, "causal" if parents else see, block).tolist()
     counts = [count for _, count, _ in rows]
     needed = [-(-(start + count) // PAGE) for start, count, _ in rows]
-    numbers = iter(torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(1)).tolist())
+    numbers = iter((torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(1)) + 1).tolist())
     table = torch.zeros(len(rows), max(needed), dtype=torch.int64)
     for row, pages in enumerate(needed):
         table[row, :pages] = torch.tensor([next(numbers) for _ in range(pages)])
@@ -142,9 +143,10 @@ def rows_of(groups):
 
 def test_rows_of_one_length_make_a_group(monkeypatch):
     batch = make_batch([*ROWS, (6, 70, None), (2, 70, None)])
-    assert rows_of(grouped.plan(batch, None, 12)) == [(0, 1), (1, 5), 5, (6, 10), (10, 11), (11, 12)]
+    assert rows_of(grouped.plan(batch, None, 12)) == [(0, 1), (1, 5), (5, 6), 6, 7, (8, 9), (9, 13), (13, 14), (14, 15)]
     monkeypatch.setattr(grouped, "MAX_ELEMENTS", 2 * 4 * PAGE * 12)          # two rows of four pages
-    assert rows_of(grouped.plan(batch, None, 12)) == [(0, 1), (1, 3), (3, 5), 5, (6, 8), (8, 10), (10, 11), (11, 12)]
+    assert rows_of(grouped.plan(batch, None, 12)) == [
+        (0, 1), (1, 3), (3, 5), (5, 6), 6, 7, (8, 9), (9, 11), (11, 13), (13, 14), (14, 15)]
 
 
 def test_a_group_ends_where_padding_would_cost_more_than_a_call():
