@@ -60,10 +60,12 @@ def measure(llm: LLM, text: str, *, reference: LLM | None = None, context: int |
     """Score `text` in windows of `context` tokens that advance by `stride`; each token is scored once.
 
     A token's context is everything before it in its window, so at least context - stride tokens after the first
-    window. raises InvalidPrompt for a text of fewer than two tokens, ConfigError for sizes that do not fit.
+    window. A model whose texts begin with a beginning-of-text token sees one at the start of every window; it counts
+    as context and is not scored. raises InvalidPrompt for a text with no token to score, ConfigError for sizes that do
+    not fit.
     """
     if llm.tokenizer is None:
-        raise ConfigError("perplexity needs a model with a tokenizer")
+        raise ConfigError("perplexity is measured on a text, and this model has no tokenizer; name one with --tokenizer")
     ids = llm.tokenizer.encode(text)
     longest = min(m.engine.max_model_len for m in (llm, reference) if m is not None)
     context = min(longest, 2048) if context is None else context
@@ -80,21 +82,23 @@ def measure(llm: LLM, text: str, *, reference: LLM | None = None, context: int |
     reference_nll: list[Tensor] = []
     kl: list[Tensor] = []
     agree = 0
-    for window, first in windows(ids, context, stride):
+    begin = ids[:1] if ids[:1] == [llm.tokenizer.bos_token_id] else []
+    total = len(ids) - 1
+    for window, first in windows(ids, context, stride, begin):
         rows = range(first - 1, len(window) - 1)          # the row before each scored token
-        hidden, other = _hidden(llm, window), None if reference is None else _hidden(reference, window)
+        hidden, other = hidden_states(llm, window), None if reference is None else hidden_states(reference, window)
         for a in range(rows.start, rows.stop, ROWS):
             b = min(a + ROWS, rows.stop)
             following = torch.tensor(window[a + 1:b + 1])[:, None]
-            logp = _log_probs(llm, hidden[a:b])                                              # (rows, V)
+            logp = log_probs(llm, hidden[a:b])                                              # (rows, V)
             nll.append(-logp.gather(1, following)[:, 0])
             if reference is not None and other is not None:
-                logq = _log_probs(reference, other[a:b])
+                logq = log_probs(reference, other[a:b])
                 reference_nll.append(-logq.gather(1, following)[:, 0])
                 kl.append((logq.exp() * (logq - logp)).sum(-1))
                 agree += int((logq.argmax(-1) == logp.argmax(-1)).sum())
         if on_progress is not None:
-            on_progress(sum(map(len, nll)), len(ids) - 1)
+            on_progress(sum(map(len, nll)), total)
     scored = torch.cat(nll)
     if reference is None:
         return Quality(len(scored), math.exp(scored.mean()))
@@ -103,16 +107,18 @@ def measure(llm: LLM, text: str, *, reference: LLM | None = None, context: int |
                    float(divergence.mean()), float(torch.quantile(divergence, 0.99)), agree / len(scored))
 
 
-def windows(ids: Sequence[int], context: int, stride: int) -> Iterator[tuple[list[int], int]]:
-    """(tokens of the window, index of the first token that it scores)."""
-    start, scored = 0, 1
+def windows(ids: Sequence[int], context: int, stride: int, begin: Sequence[int] = ()) -> Iterator[tuple[list[int], int]]:
+    """(tokens of the window, index of the first token that it scores). begin: what `ids` and every window begin with."""
+    lead = len(begin)
+    start, scored = 0, 1                 # in ids; a window from n > 0 on has `begin` in place of ids[n:n + lead]
     while scored < len(ids):
         end = min(start + context, len(ids))
-        yield list(ids[start:end]), scored - start
+        yield [*begin, *ids[start + lead:end]], scored - start
         scored = end
-    
+        start += stride
 
-def _hidden(llm: LLM, ids: list[int]) -> Tensor:
+
+def hidden_states(llm: LLM, ids: list[int]) -> Tensor:
     collect = _Collect()
     engine = llm.engine
     engine.strategies["collect"] = collect
@@ -126,6 +132,7 @@ def _hidden(llm: LLM, ids: list[int]) -> Tensor:
 
 
 @torch.inference_mode()
-def _log_probs(llm: LLM, hidden: Tensor) -> Tensor:
+def log_probs(llm: LLM, hidden: Tensor) -> Tensor:
+    """(rows, hidden) -> (rows, vocabulary) in fp64 on the CPU."""
     # In fp64: a sum over 262,144 fp32 terms would itself be off by more than the differences that count.
     return torch.log_softmax(llm.loaded.model.logits(hidden).double(), -1).cpu()
