@@ -1,8 +1,10 @@
 """The one configuration of an engine: typed, frozen, resolved once. Flag names follow vLLM's."""
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import NoneType
 from typing import Any
 
 from ridgeline.errors import ConfigError
@@ -43,13 +45,38 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; valid: {', '.join(DTYPES)}")
         for name in ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_pages", "num_states", "max_num_seqs",
                      "max_num_batched_tokens", "threads"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 1")
-        if not isinstance(self.max_logprobs, int) or self.max_logprobs < 0:
-            raise ConfigError(f"max_logprobs is {self.max_logprobs!r}; it must be an integer of at least 0")
-        if not isinstance(self.seed, int):
-            raise ConfigError(f"seed is {self.seed!r}; it must be an integer")
+            optional = name not in ("block_size", "max_num_seqs", "max_num_batched_tokens")
+            self._integer(name, least=1, optional=optional)
+        self._integer("max_logprobs", least=0)
+        self._integer("seed")
+        for name in ("load_format", "device", "scheduling_policy"):
+            self._kind(name, str, "a string")
+        for name in ("tokenizer", "revision", "chat_template"):
+            self._kind(name, (str, NoneType), "a string or None")
+        self._kind("enable_prefix_caching", bool, "True or False")
+        self._kind("progress", (bool, NoneType), "True, False or None")
+        for name in ("speculative_config", "diffusion_config"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, {})
+            self._kind(name, Mapping, "a mapping of options")
+        if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
+            raise ConfigError(f"num_pages is {self.num_pages} and kv_cache_memory_bytes {self.kv_cache_memory_bytes}; give "
+                              "one of them")
+        if self.num_states is not None and self.num_pages is None:
+            raise ConfigError(f"num_states is {self.num_states} without num_pages; give both, or kv_cache_memory_bytes alone")
+
+    def _kind(self, name: str, kind: Any, allowed: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, kind):
+            raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
+
+    def _integer(self, name: str, *, least: int | None = None, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+            allowed = "an integer" if least is None else f"an integer of at least {least}"
+            raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -57,5 +84,7 @@ class EngineConfig:
         names = [f.name for f in fields(cls)]
         unknown = sorted(set(options) - set(names))
         if unknown:
-            raise ConfigError(f"unknown option {', '.join(unknown)}; valid: {', '.join(names)}")
+            near = difflib.get_close_matches(unknown[0], names, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ";"
+            raise ConfigError(f"unknown option {', '.join(unknown)}{hint} valid: {', '.join(names)}")
         return cls(**options)

@@ -7,110 +7,148 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ridgeline.cache import CacheStore, RoleLayout, plan_sizes
 from ridgeline.config import DTYPES, EngineConfig
-from ridgeline.decoding import build_strategy
-from ridgeline.decoding.base import Strategy
+from ridgeline.decoding_config import build_strategies, needs_drafter
 from ridgeline.engine import Engine
 from ridgeline.errors import ConfigError
 from ridgeline.hub import resolve
 from ridgeline.models import build_model
 from ridgeline.models.base import CausalLM
 from ridgeline.runner import Runner
+from ridgeline.scheduling.policies import build_policy
 from ridgeline.types import TARGET
 from ridgeline.weights.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.weights.load import load_weights
 
 Progress = Callable[[str, int, int], None]       # (model name, bytes done, bytes in all)
 
-# Upper limit of the cache when nobody says how large it shall be; pages are touched only as they are used.
+DRAFT = "draft"
+# Upper limit of the cache in main memory when nobody says how large it shall be; pages are touched only as they are used.
 DEFAULT_CACHE_BYTES = 4 << 30
-SHARE_OF_FREE_MEMORY = 0.4
-
-# Mask token and block length are not in every config.json.
-DIFFUSION = {"sdar": {"mask_token": 151669, "block": 4}}
-
-SPECULATIVE_METHODS = ("ngram", "lookup_tree", "draft_model", "hidden_drafter")
-_SPECULATIVE_NAMES = {"num_speculative_tokens": "k", "prompt_lookup_max": "longest", "prompt_lookup_min": "shortest"}
+SHARE_OF_FREE_MEMORY = 0.4         # of main memory, which other programs need too
+SHARE_OF_FREE_DEVICE_MEMORY = 0.85
 
 
-@dataclass
-class LoadedModel:
-    """A model with its weights, where they came from, and the dtype of its activations."""
+@dataclass(frozen=True)
+class OpenModel:
+    """A model found and opened: its headers are read and checked, its weights not yet. dtype: of its activations."""
 
     name: str
     path: Path
     checkpoint: Checkpoint
-    model: CausalLM
     dtype: torch.dtype
-
-
-def load_model(name: str, config: EngineConfig, *, max_model_len: int | None = None, load_format: str | None = None,
-               progress: Progress | None = None) -> LoadedModel:
-    """Find, open, build and fill a model. raises ModelNotFound, CorruptFile, UnsupportedModel."""
-    path = resolve(name, revision=config.revision, progress=config.progress is not False)
-    checkpoint = open_checkpoint(path, load_format=load_format or config.load_format)
-    dtype = _dtype(config.dtype, checkpoint)
-    model = build_model(checkpoint.config, max_model_len=max_model_len)
-    load_weights(model, checkpoint, dtype=dtype, device=config.device,
-                 progress=None if progress is None else lambda done, total: progress(name, done, total))
-    return LoadedModel(name, path, checkpoint, model, dtype)
-
-
-def load_engine(name: str, config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, LoadedModel]:
-    """Load the target, the drafter if the configuration asks for one, and size the cache."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    device = _device(config.device)
-    path = resolve(name, revision=config.revision, progress=config.progress is not False)
-    checkpoint = open_checkpoint(path, load_format=config.load_format)
-    strategies = _strategies(config, checkpoint.config)
-    length = _max_model_len(name, config, checkpoint.config)
-    loaded = {TARGET: load_model(name, config, max_model_len=length, progress=progress)}
-    drafter = config.speculative_config.get("model")
-    if drafter is not None:
-        loaded["draft"] = load_model(str(drafter), replace(config, revision=None), max_model_len=length,
-                                     progress=progress)
-        _check_drafter(loaded[TARGET], loaded["draft"])
-    layouts = {role: RoleLayout(m.model.state_spec(), _kv_dtype(config, m.dtype), _fingerprint(m))
-               for role, m in loaded.items()}
-    rollback = max(s.lookahead() for s in strategies.values())
-    pages, states = _sizes(config, layouts, length, rollback)
-    capacity = pages * config.block_size - rollback
-    if capacity < length and config.max_model_len is None and capacity > 0:
-        length = capacity                       # the model could go further than this cache
-    store = CacheStore(layouts, page_size=config.block_size, num_pages=pages, num_states=states, device=device,
-                       prefix_caching=config.enable_prefix_caching)
-    engine = Engine(
-        {role: Runner(m.model, store.views[role], device) for role, m in loaded.items()}, store, strategies,
-        max_model_len=length, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
-        scheduling_policy=config.scheduling_policy, eos_token_ids=_eos(checkpoint),
-        vocab_size=loaded[TARGET].model.config.vocab_size, max_logprobs=config.max_logprobs, seed=config.seed)
-    return engine, loaded[TARGET]
 
 
 @dataclass(frozen=True)
-class Description:
-    """A model without its weights: shapes on the meta device, and what it would keep in the cache."""
+class LoadedModel(OpenModel):
+    """An open model and its module: on the meta device before `load`, with its weights after it."""
 
-    path: Path
-    checkpoint: Checkpoint
     model: CausalLM
-    dtype: torch.dtype
     layout: RoleLayout
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token id that ends a text, from generation_config.json and config.json."""
+        found: list[int] = []
+        for source in (self.checkpoint.generation_config, self.checkpoint.config):
+            ids = source.get("eos_token_id")
+            found += [ids] if isinstance(ids, int) else list(ids or ())
+        return tuple(dict.fromkeys(found))
 
-def describe(name: str, config: EngineConfig) -> Description:
-    """Find and open a model and build its shapes; no weights are read."""
+
+def open_model(name: str, config: EngineConfig) -> OpenModel:
+    """Find and open a model. raises ModelNotFound, CorruptFile, UnsupportedModel or ConfigError."""
     path = resolve(name, revision=config.revision, progress=config.progress is not False)
     checkpoint = open_checkpoint(path, load_format=config.load_format)
-    dtype = _dtype(config.dtype, checkpoint)
-    model = build_model(checkpoint.config, max_model_len=config.max_model_len)
-    return Description(path, checkpoint, model, dtype, RoleLayout(model.state_spec(), _kv_dtype(config, dtype), ""))
+    return OpenModel(name, path, checkpoint, _dtype(config.dtype, checkpoint))
+
+
+def build(opened: OpenModel, config: EngineConfig, max_model_len: int | None = None) -> LoadedModel:
+    """Give an open model its shapes and what it would keep in the cache; no weights are read."""
+    model = build_model(opened.checkpoint.config, max_model_len=max_model_len)
+    layout = RoleLayout(model.state_spec(), _kv_dtype(config, opened.dtype), _fingerprint(opened))
+    return LoadedModel(opened.name, opened.path, opened.checkpoint, opened.dtype, model, layout)
+
+
+def describe(name: str, config: EngineConfig) -> LoadedModel:
+    """A model without its weights."""
+    return build(open_model(name, config), config, config.max_model_len)
+
+
+def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = None) -> None:
+    """Read the weights. raises CorruptFile or ModelError, naming the tensor."""
+    load_weights(found.model, found.checkpoint, dtype=found.dtype, device=config.device,
+                 progress=None if progress is None else lambda done, total: progress(found.name, done, total))
+
+
+def load_engine(name: str, config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, LoadedModel]:
+    """Load the target, the drafter if the configuration asks for one, and size the cache.
+
+    Everything that the configuration or a header can be wrong about is found before the first weight is read.
+    """
+    build_policy(config.scheduling_policy)
+    device = _device(config.device)
+    with_drafter = needs_drafter(config.speculative_config)
+    opened = {TARGET: open_model(name, config)}
+    if with_drafter:
+        opened[DRAFT] = _open_drafter(str(config.speculative_config["model"]), config, opened[TARGET])
+    length = _max_model_len(opened, config)
+    found = {role: build(model, config, length) for role, model in opened.items()}
+    strategies = build_strategies(config, found[TARGET].model.config.raw)
+    _check_roles(found, config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    for model in found.values():
+        load(model, config, progress)
+    layouts = {role: model.layout for role, model in found.items()}
+    rollback = max(s.lookahead() for s in strategies.values())
+    pages, states = _sizes(config, layouts, length, rollback, device)
+    if config.max_model_len is None and any(layout.kv_bytes_per_token() for layout in layouts.values()):
+        # The model could go further than this cache; a user who names a length gets an error instead.
+        length = min(length, max(1, pages * config.block_size - rollback))
+    store = CacheStore(layouts, page_size=config.block_size, num_pages=pages, num_states=states, device=device,
+                       prefix_caching=config.enable_prefix_caching)
+    engine = Engine(
+        {role: Runner(model.model, store.views[role], device) for role, model in found.items()}, store, strategies,
+        max_model_len=length, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
+        scheduling_policy=config.scheduling_policy, eos_token_ids=found[TARGET].eos_token_ids,
+        vocab_size=found[TARGET].model.config.vocab_size, max_logprobs=config.max_logprobs, seed=config.seed)
+    return engine, found[TARGET]
+
+
+def _open_drafter(name: str, config: EngineConfig, target: OpenModel) -> OpenModel:
+    """The drafter finds its own format, but is random where the target is; flags that name the target are not for it."""
+    own = replace(config, revision=None, load_format="dummy" if config.load_format == "dummy" else "auto")
+    drafter = open_model(name, own)
+    # A hidden drafter reads the target's rows, so it computes in the target's dtype.
+    fed = config.speculative_config.get("method") == "hidden_drafter"
+    return replace(drafter, dtype=target.dtype) if fed else drafter
+
+
+def _check_roles(found: Mapping[str, LoadedModel], config: EngineConfig) -> None:
+    target, draft = found[TARGET], found.get(DRAFT)
+    if target.model.feed_width is not None:
+        raise ConfigError(f"{target.name} is a drafter over another model's hidden states and generates no text alone; name "
+                          'it in speculative_config: {"method": "hidden_drafter", "model": ...}')
+    if draft is None:
+        return
+    where = f"speculative_config: the drafter {draft.name}"
+    fed = config.speculative_config.get("method") == "hidden_drafter"
+    width, hidden = draft.model.feed_width, target.model.config.hidden_size
+    if fed and width is None:
+        raise ConfigError(f"{where} reads no hidden states; use method draft_model for it")
+    if not fed and width is not None:
+        raise ConfigError(f"{where} reads the target's hidden states; use method hidden_drafter for it")
+    if width is not None and width != hidden:
+        raise ConfigError(f"{where} reads hidden states of width {width}, the target {target.name} has {hidden}")
+    wanted, has = target.model.config.vocab_size, draft.model.config.vocab_size
+    if wanted != has:
+        raise ConfigError(f"{where} has a vocabulary of {has} tokens, the target {target.name} of {wanted}; both must be "
+                          "equal")
 
 
 def _dtype(wanted: str, checkpoint: Checkpoint) -> torch.dtype:
@@ -137,87 +175,56 @@ def _device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    if device.type == "meta":
+        raise ConfigError("device 'meta' holds no data; valid: cpu, cuda and other devices that compute")
     return device
 
 
-def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Every token id that ends a text, from generation_config.json and config.json."""
-    found: list[int] = []
-    for source in (checkpoint.generation_config, checkpoint.config):
-        ids = source.get("eos_token_id")
-        found += [ids] if isinstance(ids, int) else list(ids or ())
-    return tuple(dict.fromkeys(found))
+def _max_model_len(opened: Mapping[str, OpenModel], config: EngineConfig) -> int:
+    """The configured length, else the shortest of the models' own."""
+    lengths: list[int] = []
+    for model in opened.values():
+        raw = model.checkpoint.config
+        most = raw.get("max_position_embeddings") or raw.get("n_positions") or 2048
+        if not isinstance(most, int):
+            raise ConfigError(f"{model.name}: its context length is {most!r}; set max_model_len")
+        if raw.get("model_type") == "gpt2" and (config.max_model_len or 0) > most:
+            raise ConfigError(f"max_model_len is {config.max_model_len}; {model.name} has learned positions for {most} tokens "
+                              "only")
+        lengths.append(most)
+    return config.max_model_len or min(lengths)
 
 
-def _max_model_len(name: str, config: EngineConfig, raw: Mapping[str, Any]) -> int:
-    most = raw.get("max_position_embeddings") or raw.get("n_positions") or 2048
-    if config.max_model_len is None:
-        return int(most)
-    if raw.get("model_type") == "gpt2" and config.max_model_len > most:
-        raise ConfigError(f"max_model_len is {config.max_model_len}; {name} has learned positions for {most} tokens only")
-    return config.max_model_len
-
-
-def _sizes(config: EngineConfig, layouts: Mapping[str, RoleLayout], length: int, rollback: int) -> tuple[int, int]:
+def _sizes(config: EngineConfig, layouts: Mapping[str, RoleLayout], length: int, rollback: int,
+           device: torch.device) -> tuple[int, int]:
     if config.num_pages is not None:
-        return config.num_pages, config.num_states or 2 * config.max_num_seqs * (2 + rollback)
+        recurrent = any(layout.state_bytes() for layout in layouts.values())
+        return config.num_pages, config.num_states or (2 * config.max_num_seqs * (2 + rollback) if recurrent else 0)
     budget = config.kv_cache_memory_bytes
     if budget is None:
         per_token = sum(layout.kv_bytes_per_token() for layout in layouts.values())
         states = sum(layout.state_bytes() for layout in layouts.values()) * 2 * (2 + rollback)
         useful = config.max_num_seqs * ((length + rollback + config.block_size) * per_token + 2 * states)
-        budget = max(1, min(useful, DEFAULT_CACHE_BYTES, int(SHARE_OF_FREE_MEMORY * _free_memory())))
+        budget = max(1, min(useful, _free_memory(device)))
     return plan_sizes(layouts, config.block_size, budget, config.max_num_seqs, rollback=rollback)
 
 
-def _free_memory() -> int:
-    """Bytes that can be had without swapping, by the system's own estimate; half of all memory where it has none."""
+def _free_memory(device: torch.device) -> int:
+    """Bytes that the cache may take of what is free on the device, the models' weights being there already."""
+    if device.type == "cuda":
+        return int(SHARE_OF_FREE_DEVICE_MEMORY * torch.cuda.mem_get_info(device)[0])
+    # Half of all memory where the system gives no estimate of its own.
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                free = int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min(DEFAULT_CACHE_BYTES, int(SHARE_OF_FREE_MEMORY * free))
 
 
-def _fingerprint(loaded: LoadedModel) -> str:
+def _fingerprint(opened: OpenModel) -> str:
     """Tells models apart in the prefix key: the configuration, the file and the dtype."""
-    text = json.dumps([loaded.checkpoint.config, str(loaded.path), str(loaded.dtype)], sort_keys=True, default=str)
+    text = json.dumps([opened.checkpoint.config, str(opened.path), str(opened.dtype)], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _strategies(config: EngineConfig, raw: Mapping[str, Any]) -> dict[str, Strategy]:
-    """The default strategy first: speculation if configured, block diffusion for such models, else one token a step."""
-    model_type = str(raw.get("model_type"))
-    options = dict(config.speculative_config)
-    strategies: dict[str, Strategy] = {}
-    if options:
-        method = options.pop("method", "draft_model" if "model" in options else None)
-        if method not in SPECULATIVE_METHODS:
-            raise ConfigError(f"speculative_config: method is {method!r}; valid: {', '.join(SPECULATIVE_METHODS)}")
-        needs_model = method in ("draft_model", "hidden_drafter")
-        if needs_model != (options.pop("model", None) is not None):
-            raise ConfigError(f"speculative_config: method {method!r} {'needs' if needs_model else 'takes no'} \"model\"")
-        strategies[method] = build_strategy(method, {_SPECULATIVE_NAMES.get(k, k): v for k, v in options.items()})
-    if model_type in DIFFUSION or config.diffusion_config:
-        known = {**DIFFUSION.get(model_type, {}), **config.diffusion_config}
-        known["mask_token"] = config.diffusion_config.get("mask_token", raw.get("mask_token_id", known.get("mask_token")))
-        known["block"] = config.diffusion_config.get("block", raw.get("block_size", known.get("block", 4)))
-        if known["mask_token"] is None or not 0 <= known["mask_token"] < raw["vocab_size"]:
-            raise ConfigError(f"diffusion_config: mask_token is {known['mask_token']!r}; it must be an id of the "
-                              f"vocabulary, 0 to {raw['vocab_size'] - 1}")
-        strategies["block_diffusion"] = build_strategy("block_diffusion", known)
-    strategies["autoregressive"] = build_strategy("autoregressive")
-    return strategies
-
-
-def _check_drafter(target: LoadedModel, draft: LoadedModel) -> None:
-    wanted, found = target.model.config.vocab_size, draft.model.config.vocab_size
-    if wanted != found:
-        raise ConfigError(f"speculative_config: the drafter {draft.name} has a vocabulary of {found} tokens, the target "
-                          f"{target.name} of {wanted}; both must be equal")
-    width, hidden = draft.model.feed_width, target.model.config.hidden_size
-    if width is not None and width != hidden:
-        raise ConfigError(f"speculative_config: the drafter {draft.name} reads hidden states of width {width}, the target "
-                          f"{target.name} has {hidden}")

@@ -170,7 +170,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     logprobs: list[Logprob] | None = None
     metrics: RequestMetrics | None = None
-    delta: str = ""                 # what was added to `text` since the last output of a stream
+    delta: str = ""                 # what was added to `text` since the caller last took it
 
 
 @dataclass
@@ -187,7 +187,10 @@ class RequestOutput:
 
     @property
     def metrics(self) -> RequestMetrics:
-        """Of the first sample."""
-        metrics = self.outputs[0].metrics
-        assert metrics is not None
-        return metrics
+        """Of the first sample; before it was first scheduled, an empty record."""
+        return self.outputs[0].metrics or RequestMetrics(arrival=0.0, prompt_tokens=len(self.prompt_token_ids))
+
+    def taken(self) -> None:
+        """The caller has shown the deltas; the next ones begin here."""
+        for sample in self.outputs:
+            sample.delta = ""
