@@ -63,7 +63,8 @@ class Operations:
     def add(self, rng: Random) -> None:
         seq = self.name()
         tokens = COMMON[:rng.choice([0, 5, 8, 12, 13, 16])] + tokens_of(rng, 1, 5)
-        self.oracle.add(seq, tokens, salt=rng.choice(["", "", "", "a"]), publish=rng.random() < 0.8)
+        self.oracle.add(seq, tokens, salt=rng.choice(["", "", "", "a"]), publish=rng.random() < 0.8,
+                        align=rng.choice([1, 1, 1, 2, 6]))
         for role in self.roles:
             self.oracle.match(seq, role)
 

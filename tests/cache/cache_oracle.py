@@ -45,9 +45,9 @@ class Oracle:
 
     # -- verbs, each carried out in the store and in the oracle ---------------------------------------------------
 
-    def add(self, seq: str, tokens: Sequence[int], *, salt: str = "", publish: bool = True) -> None:
+    def add(self, seq: str, tokens: Sequence[int], *, salt: str = "", publish: bool = True, align: int = 1) -> None:
         self.tokens[seq] = list(tokens)
-        self.store.add(seq, self.tokens[seq], salt=salt, publish=publish)
+        self.store.add(seq, self.tokens[seq], salt=salt, publish=publish, align=align)
         self.expect[seq] = {role: Rows() for role in self.store.views}
         for role in self.store.views:
             self.seeds[seq, role] = float(hash((len(salt), len(role))) % (1 << 30))
@@ -122,6 +122,7 @@ class Oracle:
             mine.rows[mine.run_start:] = [mine.run[i] for i in keep]
         for name, rows in self.expect[seq].items():
             agree = len(list(takewhile(lambda pair: pair[0][0] == pair[1], zip(rows.rows, tokens))))
+            agree -= agree % self.store._sequences[seq][name].align
             held = self.store.held(seq, name)
             recurrent = self.store.views[name].layout.recurrent
             assert held <= agree if recurrent else held == agree, f"{name}: {held} held, {agree} agree"

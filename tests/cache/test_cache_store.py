@@ -223,6 +223,18 @@ def test_domain_and_root_keys_separate() -> None:
     assert root_key("\ud800") != root_key("?")
 
 
+def test_rows_that_see_their_block_hit_only_where_the_whole_block_agrees() -> None:
+    o = make()
+    first = list(range(8))
+    prefill(o, "a", [*first, 9, 9], align=8)
+    assert o.store.held("a") == 8
+    assert prefill(o, "b", [*first[:6], 9, 9, 9, 9], align=8) == 0  # page 0 saw tokens 6 and 7
+    assert prefill(o, "c", [*first, 1], align=8) == 8
+    assert prefill(o, "d", [*first, 1], align=4) == 0
+    o.fork("a", "e", 7, [1])
+    assert o.store.held("e") == 0
+
+
 def test_no_prefix_caching() -> None:
     o = make(prefix_caching=False)
     prefill(o, "a", list(range(9)))

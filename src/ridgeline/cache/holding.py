@@ -36,6 +36,7 @@ class Holding:
     keys: list[bytes]           # keys[0] is the root, keys[i + 1] that of page i
     checkpoints: Checkpoints
     publish: bool
+    align: int                  # rows see up to the end of their block of so many tokens, and are valid in whole blocks
     pages: list[int] = field(default_factory=list)
     held: int = 0
     extra: list[int] = field(default_factory=list)       # tokens of the rows held, held + 1, ...
@@ -45,6 +46,15 @@ class Holding:
     fed_from: int = UNLIMITED   # rows from here on depend on more than tokens and are never published
     junction: int = 0           # length where other requests were seen to share pages but no state
     unsettled: bool = False
+
+    def page_tokens(self, page: int, size: int) -> list[int]:
+        """The tokens that the rows of a page add to its prefix: up to the end of the last block they belong to."""
+        end = (page + 1) * size
+        return self.tokens[page * size:end + -end % self.align]
+
+    def full_pages(self, length: int, size: int) -> int:
+        """How many leading pages depend on nothing beyond the first `length` tokens."""
+        return (length - length % self.align) // size
 
     @property
     def length(self) -> int:

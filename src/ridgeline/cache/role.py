@@ -1,6 +1,7 @@
 """The cache of one role (one model): its tensors, pools and prefix index, and what each sequence holds in them."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -36,7 +37,7 @@ class RoleCache:
         """Key of the prefix that ends with this page; hashed once per sequence."""
         size, keys = self.page_size, h.keys
         for i in range(len(keys) - 1, page + 1):
-            keys.append(child_key(keys[i], h.tokens[i * size:(i + 1) * size]))
+            keys.append(child_key(keys[i], h.page_tokens(i, size)))
         return keys[page + 1]
 
     # -- prefix cache ---------------------------------------------------------------------------------------------
@@ -48,13 +49,15 @@ class RoleCache:
             return 0
         self.queries += len(h.tokens)
         found, entries, hit = 0, [], 0
-        for i in range(limit // self.page_size):
+        for i in range(h.full_pages(limit, self.page_size)):
             entry = self.index.entries.get(self.key(h, i))
             if entry is None:
                 if self.paged:
                     break
                 continue
             entries.append(entry)
+            if (i + 1) * self.page_size % h.align:
+                continue  # inside a block: what is held must be whole blocks
             found = i + 1
             if entry.state >= 0 or not self.recurrent:
                 hit, state = found, entry.state
@@ -76,14 +79,14 @@ class RoleCache:
         """Publish the full pages and states that the last runs have written, then forget superseded states."""
         h.unsettled = False
         size = self.page_size
-        full = min(h.held, h.fed_from) // size
+        full = h.full_pages(min(h.held, h.fed_from), size)
         if self.caching and h.publish:
             for i in range(h.offered, full):
                 key = self.key(h, i)
-                self.index.put(key, h.keys[i], h.tokens[i * size:(i + 1) * size], h.pages[i] if self.paged else -1)
+                self.index.put(key, h.keys[i], h.page_tokens(i, size), h.pages[i] if self.paged else -1)
             h.offered = max(h.offered, full)
             for length, slot in h.checkpoints.saved:
-                if length % size == 0 and length <= full * size:
+                if length % size == length % h.align == 0 and length <= full * size:
                     self.index.put_state(self.key(h, length // size - 1), slot)
         if self.recurrent:
             h.checkpoints.trim(h.held)
@@ -129,9 +132,7 @@ class RoleCache:
         h.unsettled = True
         h.run_tokens.extend(tokens)
         new = list(tokens)
-        if h.extra and h.extra[-1] == NO_TOKEN:
-            new = [NO_TOKEN] * len(new)
-        elif parents is not None:
+        if parents is not None:
             linear = linear_rows(parents, offset, len(new))
             new[linear:] = [NO_TOKEN] * (len(new) - linear)
         if h.extra:
@@ -175,7 +176,7 @@ class RoleCache:
         if start < h.held:
             h.held = start
             h.extra = []
-            h.offered = min(h.offered, start // self.page_size)
+            h.offered = min(h.offered, h.full_pages(start, self.page_size))
         else:
             h.extra = h.extra[:start - h.held]
         h.checkpoints.cut(start)
@@ -185,7 +186,8 @@ class RoleCache:
     ) -> StatePlan:
         wanted = []
         if self.caching and h.publish and publishable:
-            boundary = (start + written) // self.page_size * self.page_size
+            unit = math.lcm(self.page_size, h.align)
+            boundary = (start + written) // unit * unit
             wanted = [p - start - 1 for p in (h.junction, boundary) if start < p <= start + written]
         return h.checkpoints.plan(start, h.held, written, rollback, wanted, offset == 0, others)
 
@@ -197,10 +199,7 @@ class RoleCache:
             own.cut(start)
         if plan.drop_spares:
             own.trim(h.held, upto=start)
-        if h.extra and h.extra[-1] == NO_TOKEN:
-            linear = 0
-        else:
-            linear = count if parents is None else linear_rows(parents, offset, count)
+        linear = count if parents is None else linear_rows(parents, offset, count)
         slots = [-1] * count
         for i in plan.save:
             slots[i] = slot = self.states.take()
@@ -226,7 +225,7 @@ class RoleCache:
         if h.held > start:
             h.held = start
             h.extra = []
-            h.offered = min(h.offered, start // self.page_size)
+            h.offered = min(h.offered, h.full_pages(start, self.page_size))
         h.extra[start - h.held:] = [run[i] for i in keep]
 
     def commit(self, h: Holding) -> None:
@@ -234,11 +233,12 @@ class RoleCache:
         if h.extra:
             h.agree()
             h.extra = []
+        h.held -= h.held % h.align
         h.run_start, h.run_tokens = h.held, []
         if self.recurrent:
             h.held = h.checkpoints.newest(h.held)
             h.checkpoints.cut(h.held)
-            h.offered = min(h.offered, h.held // self.page_size)
+        h.offered = min(h.offered, h.full_pages(h.held, self.page_size))
         if h.unsettled:
             self.settle(h)
         self._release_pages(h, self.page_count(h.held))
@@ -249,15 +249,16 @@ class RoleCache:
 
     def fork(self, h: Holding, tokens: list[int], length: int) -> Holding:
         length = min(length, h.held)
+        length -= length % h.align
         checkpoints = h.checkpoints.share(length)
         if self.recurrent:
             length = checkpoints.newest(length)
         pages = h.pages[:self.page_count(length)]
         for page in pages:
             self.pages.share(page)
-        full = length // self.page_size
+        full = h.full_pages(length, self.page_size)
         return Holding(
-            tokens, h.keys[:full + 1], checkpoints, h.publish, pages, length, offered=min(h.offered, full),
+            tokens, h.keys[:full + 1], checkpoints, h.publish, h.align, pages, length, offered=min(h.offered, full),
             fed_from=h.fed_from, junction=h.junction,
         )
 
@@ -279,14 +280,14 @@ class RoleCache:
                 states[slot] += 1
             assert 0 <= h.held <= len(h.tokens), f"{h.held} of {len(h.tokens)} tokens held"
             assert len(h.pages) >= self.page_count(h.length), f"{len(h.pages)} pages for {h.length} positions"
-            assert h.offered <= h.held // size, "a page was published before it was full"
+            assert h.offered <= h.full_pages(h.held, size), "a page was published before it was full"
             for i, page in enumerate(h.pages if h.unsettled else ()):
                 written = (i + 1) * size > max(h.run_start, h.held)
                 assert not (written and page in self.pages.published), f"page {page} was written while published"
-            for i, page in enumerate(h.pages[:h.held // size]):
+            for i, page in enumerate(h.pages[:h.full_pages(h.held, size)]):
                 entry = self.index.by_page.get(page)
                 assert entry is None or (
-                    entry.key == self.key(h, i) and list(entry.tokens) == h.tokens[i * size:(i + 1) * size]
+                    entry.key == self.key(h, i) and list(entry.tokens) == h.page_tokens(i, size)
                 ), f"page {page} is published for other tokens"
         self.pages.check(pages)
         self.states.check(states)

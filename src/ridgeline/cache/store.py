@@ -84,16 +84,20 @@ class CacheStore:
     # -- verbs ----------------------------------------------------------------------------------------------------
 
     def add(
-        self, seq_id: str, tokens: list[int], *, domain: str = "causal", salt: str = "", publish: bool = True
+        self, seq_id: str, tokens: list[int], *, domain: str = "causal", salt: str = "", publish: bool = True,
+        align: int = 1,
     ) -> None:
         """A new sequence. `tokens` are its committed tokens; the engine appends to this list, the store reads it.
 
         domain: everything besides tokens that the cached values depend on (visibility, adapter, soft prompt); salt: the
         tenant. Only sequences with equal domain and salt share a prefix. publish=False: others never reuse this one.
+        align: block size of a model whose rows see their whole block: what a row holds depends on the tokens up to the
+        block's end, so keys cover those too, and after a match, commit or fork only whole blocks are held.
         """
+        assert align >= 1, f"sequence {seq_id!r}: align={align}"
         assert seq_id not in self._sequences, f"sequence {seq_id!r} is already in the cache store"
         self._sequences[seq_id] = {
-            role: Holding(tokens, [self._root(cache, domain, salt)], Checkpoints(cache.states), publish)
+            role: Holding(tokens, [self._root(cache, domain, salt, align)], Checkpoints(cache.states), publish, align)
             for role, cache in self._roles.items()
         }
 
@@ -203,9 +207,10 @@ class CacheStore:
 
     # -- internals ------------------------------------------------------------------------------------------------
 
-    def _root(self, cache: RoleCache, domain: str, salt: str) -> bytes:
+    def _root(self, cache: RoleCache, domain: str, salt: str, align: int) -> bytes:
         layout = cache.layout
-        return root_key(cache.role, layout.fingerprint, str(layout.kv_dtype), str(self.page_size), domain, salt)
+        return root_key(
+            cache.role, layout.fingerprint, str(layout.kv_dtype), str(self.page_size), str(align), domain, salt)
 
     def _role(self, role: str) -> RoleCache:
         assert role in self._roles, f"role {role!r} is not in the cache store; there are {', '.join(self._roles)}"
