@@ -35,12 +35,14 @@ class ModelMemory:
 def measure(model: CausalLM, layout: RoleLayout, *, weight_itemsize: int, training_tokens: int) -> ModelMemory:
     """Count a model that may lie on the meta device. training_tokens: batch x sequence length of the training step."""
     parameters = sum(p.numel() for p in model.parameters())
+    # Decays and other parameters whose rounding would add up stay fp32 whatever the dtype.
+    weights = sum(p.numel() * (4 if getattr(p, "keep_fp32", False) else weight_itemsize) for p in model.parameters())
     embeddings = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
     windows = [spec.window for spec in layout.layers if isinstance(spec, PagedKV)]
     training = {name: size * parameters for name, size in TRAINING_BYTES.items()}
     training["activations"] = activation_bytes(model, training_tokens)
     return ModelMemory(
-        parameters, sum(embeddings.values()), parameters * weight_itemsize, layout.kv_bytes_per_token(),
+        parameters, sum(embeddings.values()), weights, layout.kv_bytes_per_token(),
         layout.state_bytes(), None if None in windows or not windows else max(w for w in windows if w is not None),
         training, training_tokens)
 
@@ -83,11 +85,12 @@ def as_json(memory: ModelMemory, raw: Mapping[str, Any], kinds: Mapping[str, tup
 
 
 def layer_summary(layout: RoleLayout) -> str:
-    """E.g. "15 x attention, window 512; 3 x attention"."""
+    """E.g. "15 x attention (1 KV head of 256, window 512); 3 x attention (1 KV head of 256, all tokens)"."""
     counts: dict[str, int] = {}
     for spec in layout.layers:
         if isinstance(spec, PagedKV):
-            name = f"attention ({spec.heads} KV heads of {spec.key_dim}" + (f", window {spec.window})" if spec.window else ")")
+            heads = f"{spec.heads} KV {'head' if spec.heads == 1 else 'heads'} of {spec.key_dim}"
+            name = f"attention ({heads}, {f'window {spec.window}' if spec.window else 'all tokens'})"
         else:
             name = "recurrent" if isinstance(spec, Recurrent) else "shared"
         counts[name] = counts.get(name, 0) + 1

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ridgeline import __version__
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import EngineError, RidgelineError
 
 COMMANDS = {
     "generate": "continue one prompt or many",
@@ -16,36 +18,74 @@ COMMANDS = {
     "info": "what a model is made of, and the memory it needs",
     "perplexity": "how well a model predicts a text, alone or against a reference",
 }
+FAILED = 1
 USAGE_ERROR = 2          # also what argparse exits with
-INTERRUPTED = 130
+INTERRUPTED = 130        # 128 + SIGINT, as shells have it
+
+
+class Parser(argparse.ArgumentParser):
+    """One line for a mistake, with the nearest valid spelling; flags must be written out."""
+
+    def __init__(self, **options: object):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                         **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"ridgeline: error: {message} (see `{self.prog} --help`)\n")
+
+    def near(self, flag: str) -> str:
+        import difflib
+
+        flags = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        close = difflib.get_close_matches(flag.partition("=")[0], flags, n=1)
+        return f"; did you mean {close[0]}?" if close else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code. A user's mistake is one line on standard error, never a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="ridgeline", description="An inference engine for language models.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="MODEL is a folder, a .gguf file, a hub id (org/name) or a packaged model (gemma3-270m).\n"
-               "`ridgeline COMMAND --help` lists a command's flags.")
-    parser.add_argument("--version", action="version", version=f"ridgeline {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    chosen = next((a for a in arguments if not a.startswith("-")), None)
-    for name, text in COMMANDS.items():
-        sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.",
-                                  formatter_class=argparse.RawDescriptionHelpFormatter)
-        if name == chosen:                  # only this command's flags are needed
-            importlib.import_module(f"ridgeline.cli.{name}").add_arguments(sub)
-    options = parser.parse_args(arguments)
+    # A lone surrogate, from bytes in an argument that are no UTF-8, must not make a message about it fail.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
+        options = _parse(arguments)
         code: int = importlib.import_module(f"ridgeline.cli.{options.command}").run(options)
         sys.stdout.flush()
         return code
     except RidgelineError as error:
         print(f"ridgeline: error: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return FAILED if isinstance(error, EngineError) else USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:                 # the reader has gone; nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return FAILED
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="ridgeline", description="An inference engine for language models.",
+        epilog="MODEL is a folder, a .gguf file, a hub id (org/name) or a packaged model (gemma3-270m).\n"
+               "`ridgeline COMMAND --help` lists a command's flags.")
+    parser.add_argument("--version", action="version", version=f"ridgeline {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    if chosen is not None and chosen not in COMMANDS:
+        import difflib
+
+        close = difflib.get_close_matches(chosen, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        parser.error(f"unknown command {chosen!r}; {hint}Commands: {', '.join(COMMANDS)}")
+    sub = parser
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        if name == chosen:                  # only this command's flags are needed
+            importlib.import_module(f"ridgeline.cli.{name}").add_arguments(command)
+            sub = command
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flag = next((u for u in unknown if u.startswith("-")), unknown[0])
+        what = "unknown flag" if flag.startswith("-") else "an argument too many:"
+        sub.error(f"{what} {flag}{sub.near(flag)}")
+    return options

@@ -5,42 +5,54 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ridgeline.cli.options import (
     add_engine_arguments,
+    add_model_argument,
     add_sampling_arguments,
     engine_options,
+    not_utf8,
     read_text,
     sampling_options,
 )
-from ridgeline.errors import ConfigError, InvalidPrompt
+from ridgeline.cli.report import as_json, summary
+from ridgeline.errors import ConfigError, EngineError, InvalidPrompt
 
 if TYPE_CHECKING:
+    from ridgeline.frontend import Prompt
     from ridgeline.llm import LLM
     from ridgeline.sampling_params import SamplingParams
-    from ridgeline.types import CompletionOutput, Logprob, RequestOutput
+    from ridgeline.types import CompletionOutput, RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    add_model_argument(parser)
     parser.add_argument("-p", "--prompt", action="append", metavar="TEXT", help="a prompt (repeatable)")
     parser.add_argument("--prompt-file", action="append", metavar="FILE",
-                        help="a file that is one prompt, or a .jsonl file with a prompt a line (repeatable)")
-    parser.add_argument("--stream", action="store_true", help="print tokens as they come (one prompt)")
+                        help="a file that is one prompt, or a .jsonl file with one prompt a line: a string, a list of token "
+                             "ids, or an object with \"prompt\" or \"prompt_token_ids\" (repeatable)")
+    parser.add_argument("--stream", action="store_true", help="print the text as it comes (one prompt)")
     parser.add_argument("--json", action="store_true", help="print a list with one object a prompt")
+    parser.epilog = ("Without -p and --prompt-file the prompt is standard input. The line break at the end of a file or of\n"
+                     "standard input is not part of the prompt.")
     add_sampling_arguments(parser, max_tokens=128)
     add_engine_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    given = sampling_options(options)
+    if options.stream and (options.json or given.get("n", 1) != 1):
+        raise ConfigError("--stream prints one sample as text; leave out --json and --n")
     prompts = _prompts(options)
-    if options.stream and (options.json or len(prompts) > 1 or (options.n or 1) > 1):
-        raise ConfigError("--stream prints one sample of one prompt as text; leave out --json, --n and further prompts")
+    if options.stream and len(prompts) > 1:
+        raise ConfigError(f"--stream prints the answer to one prompt; there are {len(prompts)}")
+    if not any(prompts):
+        raise InvalidPrompt("the prompt is empty; it needs at least one token")
     from ridgeline.cli.progress import bar, load_llm
     from ridgeline.sampling_params import SamplingParams
 
-    params = SamplingParams(**sampling_options(options))
+    params = SamplingParams(**given)
     llm = load_llm(options.model, **engine_options(options))
     if options.stream:
         return _stream(llm, prompts[0], params)
@@ -51,47 +63,57 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps([as_json(o) for o in outputs], indent=1, ensure_ascii=False))
     else:
         _print(outputs)
-    failed = [o for o in outputs if o.error is not None]
-    for output in failed:
-        print(f"ridgeline: error: {output.error}", file=sys.stderr)
-    return 2 if failed else 0
+    failed = [(i, o.error) for i, o in enumerate(outputs, 1) if o.error is not None]
+    for number, error in failed:
+        where = f"prompt {number}: " if len(outputs) > 1 else ""
+        print(f"ridgeline: error: {where}{error}", file=sys.stderr)
+    if not failed:
+        return 0
+    return 1 if all(isinstance(error, EngineError) for _, error in failed) else 2
 
 
-def _prompts(options: argparse.Namespace) -> list[str]:
-    prompts = list(options.prompt or ())
+def _prompts(options: argparse.Namespace) -> list[Prompt]:
+    prompts: list[Prompt] = list(options.prompt or ())
     for path in options.prompt_file or ():
         text = read_text(path, "prompt")
-        prompts += _lines(path, text) if Path(path).suffix == ".jsonl" else [text]
-    if not prompts:
+        prompts += _lines(path, text) if Path(path).suffix == ".jsonl" else [_without_line_break(text)]
+    if options.prompt is None and options.prompt_file is None:
         if sys.stdin.isatty():
             raise ConfigError("no prompt; give -p TEXT, --prompt-file FILE, or text on standard input")
         try:
-            prompts = [sys.stdin.buffer.read().decode("utf-8")]
+            prompts = [_without_line_break(sys.stdin.buffer.read().decode("utf-8"))]
         except UnicodeDecodeError as error:
-            raise InvalidPrompt(f"standard input is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
-                                f"{error.start}") from error
+            raise InvalidPrompt(not_utf8("standard input", error)) from error
+    if not prompts:
+        raise InvalidPrompt(f"no prompt in {', '.join(options.prompt_file)}")
     return prompts
 
 
-def _lines(path: str, text: str) -> list[str]:
-    prompts = []
-    for number, line in enumerate(text.splitlines(), 1):
+def _without_line_break(text: str) -> str:
+    """Editors and `echo` end a text with a line break, which would make a model begin a new line."""
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _lines(path: str, text: str) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 value = json.loads(line)
             except json.JSONDecodeError as error:
                 raise InvalidPrompt(f"{path}, line {number}: not JSON: {error}") from error
-            prompt = value.get("prompt") if isinstance(value, dict) else value
-            if not isinstance(prompt, str):
-                raise InvalidPrompt(f"{path}, line {number}: expected a string, or an object with a string \"prompt\"")
-            prompts.append(prompt)
+            if not isinstance(value, (str, list, dict)):
+                raise InvalidPrompt(f"{path}, line {number}: {line.strip()[:60]}; expected a string, a list of token ids, or "
+                                    "an object with \"prompt\" or \"prompt_token_ids\"")
+            prompts.append(value)
     return prompts
 
 
-def _stream(llm: LLM, prompt: str, params: SamplingParams) -> int:
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> int:
     last = None
     for last in llm.stream(prompt, params):
-        sys.stdout.write(last.outputs[0].delta)
+        sample = last.outputs[0]
+        sys.stdout.write(sample.delta if llm.tokenizer is not None else " ".join(map(str, sample.token_ids[-1:])) + " ")
         sys.stdout.flush()
     print()
     if last is not None:
@@ -100,77 +122,22 @@ def _stream(llm: LLM, prompt: str, params: SamplingParams) -> int:
 
 
 def _print(outputs: list[RequestOutput]) -> None:
-    many = len(outputs) > 1
-    for i, output in enumerate(outputs):
-        if output.error is not None:
-            continue
+    done = [(i, o) for i, o in enumerate(outputs, 1) if o.error is None]
+    for number, output in done:
         for sample in output.outputs:
-            if many or len(output.outputs) > 1:
-                name = f"prompt {i + 1}" + (f", sample {sample.index + 1}" if len(output.outputs) > 1 else "")
+            if len(outputs) > 1 or len(output.outputs) > 1:
+                name = f"prompt {number}" + (f", sample {sample.index + 1}" if len(output.outputs) > 1 else "")
                 print(f"--- {name}: {_one_line(output.prompt or '')}")
-            print(sample.text)
-    done = [o for o in outputs if o.error is None]
+            print(_text(sample))
     if done:
-        print(summary(done), file=sys.stderr)
+        print(summary([o for _, o in done]), file=sys.stderr)
+
+
+def _text(sample: CompletionOutput) -> str:
+    """A model without a tokenizer has no text; its token ids are the answer."""
+    return sample.text or " ".join(map(str, sample.token_ids))
 
 
 def _one_line(text: str, width: int = 60) -> str:
     text = " ".join(text.split())
     return text if len(text) <= width else text[:width - 1] + "…"
-
-
-def summary(outputs: list[RequestOutput]) -> str:
-    """One line: medians over requests; throughput over the span from the first arrival to the last token."""
-    import statistics
-
-    samples = [s.metrics for o in outputs for s in o.outputs if s.metrics is not None]
-    tokens = sum(m.completion_tokens for m in samples)
-    parts = [f"{sum(len(o.prompt_token_ids) for o in outputs)} prompt tokens, {tokens} generated"]
-    ttft = [m.ttft_s for m in samples if m.ttft_s is not None]
-    itl = [gap for m in samples for gap in m.itl_s]
-    if ttft:
-        parts.append(f"TTFT {statistics.median(ttft) * 1e3:.0f} ms")
-    if itl:
-        parts.append(f"ITL {statistics.median(itl) * 1e3:.1f} ms")
-    ends = [m.finished for m in samples if m.finished is not None]
-    span = max(ends) - min(m.arrival for m in samples) if ends else 0.0
-    if span > 0 and tokens:
-        parts.append(f"{tokens / span:.1f} tokens/s")
-    return "[" + "; ".join(parts) + "]"
-
-
-def as_json(output: RequestOutput) -> dict[str, Any]:
-    """One prompt: the first sample at the top level, all of them under `samples` where there are several."""
-    result: dict[str, Any] = {"prompt": output.prompt}
-    if output.error is not None:
-        return {**result, "error": {"type": type(output.error).__name__, "message": str(output.error)}}
-    samples = [_sample_json(s, len(output.prompt_token_ids)) for s in output.outputs]
-    result |= samples[0]
-    if len(samples) > 1:
-        result["samples"] = samples
-    if output.prompt_logprobs is not None:
-        result["prompt_logprobs"] = [None if p is None else logprob_json(p) for p in output.prompt_logprobs]
-    return result
-
-
-def _sample_json(sample: CompletionOutput, prompt_tokens: int) -> dict[str, Any]:
-    m = sample.metrics
-    assert m is not None
-    result: dict[str, Any] = {
-        "text": sample.text, "token_ids": sample.token_ids, "finish_reason": sample.finish_reason,
-        "stop_reason": sample.stop_reason,
-        "metrics": {"queue_s": m.queue_s, "ttft_s": m.ttft_s, "tpot_s": m.tpot_s, "e2e_s": m.e2e_s, "itl_s": m.itl_s,
-                    "prompt_tokens": prompt_tokens, "completion_tokens": m.completion_tokens,
-                    "cached_tokens": m.cached_tokens, "preemptions": m.preemptions, "draft_tokens": m.draft_tokens,
-                    "accepted_tokens": m.accepted_tokens, "target_steps": m.target_steps}}
-    if sample.logprobs is not None:
-        result["logprobs"] = [logprob_json(p) for p in sample.logprobs]
-    return result
-
-
-def logprob_json(entry: Logprob) -> dict[str, Any]:
-    result: dict[str, Any] = {"token": entry.token, "token_id": entry.token_id, "bytes": list(entry.bytes),
-                              "logprob": entry.logprob, "rank": entry.rank}
-    if entry.top:
-        result["top_logprobs"] = [logprob_json(t) for t in entry.top]
-    return result

@@ -9,21 +9,27 @@ from typing import Any
 from ridgeline.errors import ConfigError, InvalidParams
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, a hub id or a packaged model (gemma3-270m)")
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of EngineConfig; those not given keep its defaults."""
     group = parser.add_argument_group("engine")
     add = group.add_argument
     add("--tokenizer", metavar="PATH", help="folder or file of another tokenizer")
-    add("--revision", help="revision of a hub id")
+    add("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     add("--load-format", metavar="FORMAT", help="auto, safetensors, gguf or dummy (random weights from a config.json)")
-    add("--dtype", help="auto, bfloat16, float16 or float32")
-    add("--kv-cache-dtype", metavar="DTYPE", help="auto (as --dtype), bfloat16, float16 or float32")
-    add("--device", help="a torch device (default cpu)")
+    add("--dtype", metavar="DTYPE", help="of weights and activations: auto (the model's; bfloat16 for GGUF), bfloat16, "
+        "float16, float32 or float64")
+    add("--kv-cache-dtype", metavar="DTYPE", help="auto (as --dtype) or one of the same types")
+    add("--device", metavar="NAME", help="a torch device such as cuda (default cpu)")
     add("--max-model-len", type=int, metavar="N", help="longest prompt and output together, in tokens")
     add("--block-size", type=int, metavar="N", help="positions in a cache page (default 16)")
     add("--kv-cache-memory-bytes", type=int, metavar="N", help="memory of the KV cache and recurrent states")
     add("--max-num-seqs", type=int, metavar="N", help="sequences that run at once (default 64)")
     add("--max-num-batched-tokens", type=int, metavar="N", help="rows of one forward pass (default 512)")
+    add("--max-logprobs", type=int, metavar="N", help="most log-probabilities that a request may ask for (default 20)")
     add("--scheduling-policy", metavar="NAME", help="fcfs, priority or static")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None,
         help="reuse the KV cache of common prefixes (default on)")
@@ -37,7 +43,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 ENGINE_FLAGS = ("tokenizer", "revision", "load_format", "dtype", "kv_cache_dtype", "device", "max_model_len", "block_size",
-                "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens", "scheduling_policy",
+                "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens", "max_logprobs", "scheduling_policy",
                 "enable_prefix_caching", "speculative_config", "diffusion_config", "threads")
 
 
@@ -55,7 +61,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) 
     add = group.add_argument
     add("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"tokens to generate (default {max_tokens})")
     add("--min-tokens", type=int, metavar="N", help="tokens before the end of the text is allowed")
-    add("--temperature", type=float, metavar="T", help="0 is greedy (default 1)")
+    add("--temperature", type=float, metavar="T", help="0: always the most probable token (default 1)")
     add("--top-k", type=int, metavar="K", help="keep the K most probable tokens")
     add("--top-p", type=float, metavar="P", help="keep the smallest set of tokens with this probability")
     add("--min-p", type=float, metavar="P", help="drop tokens less probable than P times the best")
@@ -66,8 +72,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) 
     add("--logit-bias", type=_json, metavar="JSON", help='added to logits, e.g. \'{"42": -5}\'')
     add("--allowed-token-ids", type=int, nargs="+", metavar="ID", help="only these tokens may be chosen")
     add("--bad-words", nargs="+", metavar="WORD", help="never generate these words")
-    add("--seed", type=int, help="makes sampling repeatable")
-    add("--n", type=int, metavar="N", help="samples a prompt")
+    add("--seed", type=int, metavar="N", help="makes sampling repeatable")
+    add("--n", type=int, metavar="N", help="samples of each prompt (default 1)")
     add("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
     add("--include-stop-str-in-output", action="store_true", default=None, help="keep the stop text")
     add("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end after any of these tokens")
@@ -103,8 +109,11 @@ def read_text(path: str, what: str) -> str:
     except OSError as error:
         raise ConfigError(f"{what} file {path!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} file {path!r} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
-                          f"{error.start}") from error
+        raise ConfigError(not_utf8(f"{what} file {path!r}", error)) from error
+
+
+def not_utf8(what: str, error: UnicodeDecodeError) -> str:
+    return f"{what} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
 
 
 def _json(text: str) -> Any:

@@ -16,7 +16,7 @@ def load_llm(model: str, **options: Any) -> LLM:
 
     options.setdefault("progress", sys.stderr.isatty())
     with bar(f"Loading {model}", unit="bytes") as advance:
-        return LLM(model, on_load=lambda name, done, total: advance(done, total, ""), **options)
+        return LLM(model, on_load=lambda name, done, total: advance(done, total, "" if name == model else name), **options)
 
 
 @contextmanager
