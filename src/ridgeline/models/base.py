@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from ridgeline.batch import Batch
@@ -188,5 +189,8 @@ class CausalLM(nn.Module):
         return {}
 
 
-def embedding(config: ModelConfig) -> nn.Embedding:
-    return nn.Embedding(config.vocab_size, config.hidden_size)
+def embedding(config: ModelConfig, rows: int | None = None) -> nn.Embedding:
+    """A vector of the hidden size for each token, or for each of `rows` indexes."""
+    # A given weight is not initialised; on the meta device that alone would import torch's compiler, two seconds.
+    rows = config.vocab_size if rows is None else rows
+    return nn.Embedding(rows, config.hidden_size, _weight=torch.empty(rows, config.hidden_size))

@@ -45,7 +45,7 @@ class GPT2(CausalLM):
         layers: list[nn.Module] = [
             Block(self.attention(config, i), MLP(config.hidden_size, config.intermediate_size, config.activation), norm)
             for i in range(config.num_layers)]
-        positions = nn.Embedding(config.max_position, config.hidden_size)
+        positions = embedding(config, config.max_position)
         super().__init__(config, Positioned(embedding(config), positions, layers, norm()))
 
     @staticmethod
