@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ridgeline.cache import CacheStats, CacheStore, OutOfPages
 from ridgeline.decoding.base import Commit, Result, Rows, Run, Strategy, Verify
 from ridgeline.decoding.score import Score
-from ridgeline.errors import ConfigError, EngineError, InvalidParams, InvalidPrompt, RidgelineError
+from ridgeline.errors import ConfigError, EngineError, InvalidParams, InvalidPrompt, OutOfMemory, RidgelineError
 from ridgeline.runner import Runner, Slice, SliceResult
 from ridgeline.scheduling.policies import build_policy
 from ridgeline.scheduling.scheduler import Scheduler
@@ -116,7 +116,8 @@ class Engine:
         name = request.strategy or self.default_strategy
         if name not in self.strategies:
             raise InvalidParams(f"strategy {name!r} is not loaded; loaded: {', '.join(self.strategies)}")
-        return self.strategies["score"] if request.params.max_tokens == 0 else self.strategies[name]
+        chosen = self.strategies[name]
+        return self.strategies["score"] if request.params.max_tokens == 0 and not chosen.scores else chosen
 
     def abort(self, request_id: str, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request, or one of its samples, now. An unknown id is no error: it may just have finished."""
@@ -216,8 +217,11 @@ class Engine:
                     rollback=rollback if end == len(run.tokens) else 0, publishable=run.feed is None,
                     parents=None if run.parents is None else run.parents[seq.offset:end])
                 return Slice(seq, run, seq.offset, len(tokens), placement)
-            except OutOfPages:
+            except OutOfPages as error:
                 victim = self.scheduler.victim()
+                if len(self.scheduler.running) == 1:       # to be put back and start again would never end
+                    self._fail(seq, OutOfMemory(f"the cache cannot hold this request even alone: {error}"))
+                    return None
                 grants.pop(victim, None)
                 self._preempt(victim)
                 if victim is seq:
@@ -315,15 +319,15 @@ class Engine:
         parent, params = seq.parent, seq.params
         lookup = seq.strategy.reuse_prefix and params.prompt_logprobs is None    # those need every row of the prompt
         if parent is not None and parent.resident and seq.strategy.reuse_prefix:
-            lookup = False
             length = (seq.prompt_len - 1) // seq.strategy.align * seq.strategy.align
             self.store.fork(parent.id, seq.id, seq.tokens, length=min(length, parent.held(parent.target)))
         else:
             self.store.add(seq.id, seq.tokens, domain=seq.strategy.domain, salt=params.cache_salt,
-                           publish=seq.strategy.reuse_prefix)
+                           publish=seq.strategy.reuse_prefix, align=seq.strategy.align)
         seq.resident = True
-        if lookup:
-            for role in seq.strategy.roles:
+        lookup = lookup and not seq.held(seq.target)       # a parent with recurrent layers may have no state to fork
+        for role in seq.strategy.roles if lookup else ():
+            if not seq.held(role):
                 self.store.match_prefix(seq.id, role)
         cached = seq.held(seq.target)
         rows = min(seq.wanted_rows()[1], self.scheduler.max_tokens)
@@ -371,7 +375,8 @@ class Engine:
             metrics.last_token = now
             metrics.completion_tokens = seq.output_len
             metrics.token_times += [now] * len(seq.new_tokens)
-        told = seq.params.prompt_logprobs is not None and (metrics.first_token == now or seq.done)
+        told = seq.params.prompt_logprobs is not None and (
+            metrics.first_token == now or (seq.done and metrics.first_token is None))
         if seq.done:
             metrics.finished = now
             if seq.resident:

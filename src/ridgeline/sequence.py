@@ -90,8 +90,8 @@ class Sequence:
         most = len(self.tokens) - held + ahead
         if self.run is None:
             return min(most, ahead + align), most
-        left = len(self.run.tokens) - self.offset
-        return min(left, self.run.tail() + self.run.align), max(left, most)
+        left, align = len(self.run.tokens) - self.offset, self.run.align
+        return left if left < self.run.tail() + align else align, max(left, most)
 
     def slice_end(self, rows: int) -> int:
         """Where a slice of at most `rows` tokens of the run may end: index into the run, `offset` if nowhere."""

@@ -14,6 +14,7 @@ MODELS = {
     "gemma2": "gemma2:Gemma2",
     "gemma3_text": "gemma3_text:Gemma3Text",
     "gpt2": "gpt2:GPT2",
+    "hidden_drafter": "hidden_drafter:HiddenDrafter",
     "llama": "llama:Llama",
     "mistral": "mistral:Mistral",
     "olmo2": "olmo2:Olmo2",

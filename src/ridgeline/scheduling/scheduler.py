@@ -56,23 +56,18 @@ class Scheduler:
         skipped = 0
         while may_join and skipped < len(self.waiting) and (budget > 0 or self.policy.fills_seats):
             seq = self.waiting[skipped]
-            worst = self.running[-1] if self.running else None
-            if len(self.running) >= self.max_num_seqs:
-                if worst is None or not self.policy.outranks(seq, worst):
-                    break
-                grants.pop(worst, None)
-                preempt(worst)
-            if seq.wanted_rows()[0] > budget and not self.policy.fills_seats:
-                break
-            if seq.parent is not None and self._waits_for_prompt(seq.parent):
+            if seq.parent is not None and not self.policy.fills_seats and self._waits_for_prompt(seq.parent):
                 skipped += 1
                 continue
-            if not admit(seq):
-                if worst is not None and worst in self.running and self.policy.outranks(seq, worst):
-                    grants.pop(worst, None)
-                    preempt(worst)
-                    continue
+            if seq.wanted_rows()[0] > budget and not self.policy.fills_seats:
                 break
+            if len(self.running) >= self.max_num_seqs or not admit(seq):
+                worst = self.running[-1] if self.running else None
+                if worst is None or not self.policy.outranks(seq, worst):
+                    break
+                budget += grants.pop(worst, 0)
+                preempt(worst)
+                continue
             self.waiting.remove(seq)
             insort(self.running, seq, key=self.policy.key)
             fewest, most = seq.wanted_rows()
