@@ -5,7 +5,6 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +189,7 @@ class _Stream:
 
     def put(self, output: RequestOutput) -> bool:
         """Add to what waits; returns whether the caller's event loop still runs."""
-        fresh = _snapshot(output)
-        output.taken()
+        fresh = output.take()
         with self._lock:
             if self._output is not None:
                 for sample, before in zip(fresh.outputs, self._output.outputs):
@@ -210,16 +208,3 @@ class _Stream:
         except RuntimeError:  # the loop was closed under its callers
             return False
         return True
-
-
-def _snapshot(output: RequestOutput) -> RequestOutput:
-    """A copy that the engine's thread no longer changes."""
-    frozen = copy(output)
-    frozen.outputs = [copy(sample) for sample in output.outputs]
-    for sample in frozen.outputs:
-        sample.token_ids = list(sample.token_ids)
-        sample.logprobs = None if sample.logprobs is None else list(sample.logprobs)
-        if sample.metrics is not None:
-            sample.metrics = copy(sample.metrics)
-            sample.metrics.token_times = list(sample.metrics.token_times)
-    return frozen

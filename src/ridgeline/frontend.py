@@ -192,7 +192,7 @@ class Frontend:
     def step(self) -> list[RequestOutput]:
         """One engine step. Returns the requests that gained something, each once.
 
-        They are the same objects each time and `delta` grows until the caller has taken it: `RequestOutput.taken`.
+        They are the same objects each time; `delta` grows until the caller takes it with `RequestOutput.take`.
         """
         touched: dict[str, _Live] = {}
         for step in self.engine.step():

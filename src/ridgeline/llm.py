@@ -57,7 +57,7 @@ class LLM:
                strategy: str | None = None) -> Iterator[RequestOutput]:
         """The answer as it grows; `outputs[i].delta` is the new text. raises the request's error.
 
-        Yields one object again and again. Several streams may be read in turns; one that is left early is aborted.
+        Several streams may be read in turns; one that is left early is aborted.
         """
         request_id = self._add(prompt, SamplingParams() if params is None else params, strategy)
         try:
@@ -65,12 +65,11 @@ class LLM:
             while not finished:
                 while request_id not in self._news:
                     self._step()
-                output = self._news.pop(request_id)
+                output = self._news.pop(request_id).take()
                 finished = output.finished
                 yield output
                 if output.error is not None:
                     raise output.error
-                output.taken()
         finally:
             self._drop(request_id)
 

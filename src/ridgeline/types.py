@@ -5,7 +5,7 @@ State specifications are what a model declares per layer (`model.state_spec()`) 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -190,7 +190,12 @@ class RequestOutput:
         """Of the first sample; before it was first scheduled, an empty record."""
         return self.outputs[0].metrics or RequestMetrics(arrival=0.0, prompt_tokens=len(self.prompt_token_ids))
 
-    def taken(self) -> None:
-        """The caller has shown the deltas; the next ones begin here."""
+    def take(self) -> RequestOutput:
+        """A copy that no longer changes, with the deltas so far; the next ones begin here."""
+        taken = replace(self, outputs=[])
         for sample in self.outputs:
+            metrics = sample.metrics and replace(sample.metrics, token_times=list(sample.metrics.token_times))
+            logprobs = None if sample.logprobs is None else list(sample.logprobs)
+            taken.outputs.append(replace(sample, token_ids=list(sample.token_ids), logprobs=logprobs, metrics=metrics))
             sample.delta = ""
+        return taken

@@ -1,0 +1,203 @@
+"""AsyncLLM: concurrent callers, early leaving, faults and closing. No caller ever waits for ever."""
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from ridgeline import LLM, AsyncLLM, SamplingParams
+from ridgeline.errors import EngineError, InvalidParams, InvalidPrompt
+from tiny_checkpoint import Script
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=240, ignore_eos=True)
+
+
+def run(llm: LLM, body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            await body(engine)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def collect(engine: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY, **options: Any) -> str:
+    text = ""
+    async for output in engine.generate(prompt, params, **options):
+        text += output.outputs[0].delta
+        assert output.outputs[0].text == text
+    assert output.finished and output.metrics.completion_tokens == len(output.outputs[0].token_ids)
+    return text
+
+
+async def idle(llm: LLM) -> None:
+    for _ in range(1000):
+        if not llm.engine.scheduler.running and not llm.engine.scheduler.waiting:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("a request goes on that nobody reads")
+
+
+def test_many_callers_get_what_each_gets_alone(llm: LLM) -> None:
+    prompts = [f"{i} the sea 🙂" for i in range(20)]
+    expected = [o.outputs[0].text for o in llm.generate(prompts, GREEDY)]
+
+    async def body(engine: AsyncLLM) -> None:
+        assert await asyncio.gather(*(collect(engine, p) for p in prompts)) == expected
+
+    run(llm, body)
+
+
+def test_the_deltas_of_a_slow_reader_add_up(llm: LLM) -> None:
+    expected = llm.generate("The sea", LONG)[0].outputs[0].text
+
+    async def body(engine: AsyncLLM) -> None:
+        text, count = "", 0
+        async for output in engine.generate("The sea", LONG):
+            text, count = text + output.outputs[0].delta, count + 1
+            before = list(output.outputs[0].token_ids)
+            time.sleep(0.02)                               # the event loop stands still, the engine does not
+            assert output.outputs[0].token_ids == before   # a snapshot stays what it was
+        assert text == expected and count < 240
+
+    run(llm, body)
+
+
+def test_leaving_early_aborts(llm: LLM) -> None:
+    async def body(engine: AsyncLLM) -> None:
+        async for _ in engine.generate("The sea", LONG):
+            break
+        await idle(llm)
+        task = asyncio.create_task(collect(engine, "The sea", LONG))
+        while not llm.engine.scheduler.running:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await idle(llm)
+        assert llm.stats.steps and await collect(engine, "sea")
+
+    before = llm.stats.generation_tokens
+    run(llm, body)
+    assert llm.stats.generation_tokens - before < 2 * 240
+
+
+def test_one_bad_request_disturbs_no_other(llm: LLM) -> None:
+    expected = llm.generate("The sea", GREEDY)[0].outputs[0].text
+
+    async def body(engine: AsyncLLM) -> None:
+        jobs = [collect(engine, "The sea"), collect(engine, ""), collect(engine, [999]), collect(engine, object()),
+                collect(engine, "x", SamplingParams(logprobs=99)), collect(engine, "The sea")]
+        good, *bad, other = await asyncio.gather(*jobs, return_exceptions=True)
+        assert good == other == expected
+        assert [type(b) for b in bad] == [InvalidPrompt, InvalidPrompt, InvalidPrompt, InvalidParams]
+
+    run(llm, body)
+
+
+def test_a_fault_in_a_strategy_is_that_request_s_error(llm: LLM) -> None:
+    llm.engine.strategies["short"] = Script([5, 6], [1])         # runs out of tokens before the request is done
+
+    async def body(engine: AsyncLLM) -> None:
+        good, bad = await asyncio.gather(collect(engine, "The sea"), collect(engine, "The sea", LONG, strategy="short"),
+                                         return_exceptions=True)
+        assert isinstance(good, str) and isinstance(bad, EngineError)
+
+    run(llm, body)
+
+
+def test_a_fault_in_the_engine_s_step_reaches_every_caller_and_the_next_are_served(
+        llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, faults = llm.engine.step, [ZeroDivisionError("a fault of our own")]
+
+    def failing() -> Any:
+        if faults and len(llm.engine.scheduler.running) == 3:
+            raise faults.pop()
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", failing)
+
+    async def body(engine: AsyncLLM) -> None:
+        found = await asyncio.gather(*(collect(engine, "The sea", LONG) for _ in range(3)), return_exceptions=True)
+        assert [type(f) for f in found] == [EngineError] * 3 and "a fault of our own" in str(found[0])
+        assert isinstance(found[0], EngineError) and isinstance(found[0].__cause__, ZeroDivisionError)
+        await idle(llm)
+        assert await collect(engine, "The sea")
+
+    run(llm, body)
+    assert not faults
+
+
+def test_an_engine_that_cannot_even_abort_ends_and_says_so(folder: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = LLM(str(folder), threads=1)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("beyond repair")
+
+    monkeypatch.setattr(broken.engine, "step", fail)
+    monkeypatch.setattr(broken.engine, "abort", fail)
+
+    async def body(engine: AsyncLLM) -> None:
+        found = await asyncio.gather(*(collect(engine, "The sea") for _ in range(3)), return_exceptions=True)
+        assert [type(f) for f in found] == [EngineError] * 3
+        with pytest.raises(EngineError, match="beyond repair"):
+            await collect(engine, "The sea")
+
+    run(broken, body)
+
+
+def test_closing_ends_what_runs(llm: LLM) -> None:
+    async def main() -> None:
+        engine = AsyncLLM(llm)
+        tasks = [asyncio.create_task(collect(engine, "The sea", LONG)) for _ in range(12)]
+        while not llm.engine.scheduler.running:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(engine.close(), engine.close())
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, EngineError) and "closed" in str(found)
+        with pytest.raises(EngineError, match="closed"):
+            await collect(engine, "The sea")
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert not llm.engine.scheduler.running
+
+
+def test_an_event_loop_that_dies_takes_its_requests_along(llm: LLM) -> None:
+    engine = AsyncLLM(llm)
+    loop = asyncio.new_event_loop()
+    stream = engine.generate("The sea", LONG)
+    loop.run_until_complete(stream.__anext__())
+    loop.close()                                           # nobody closes the stream
+
+    async def main() -> None:
+        await idle(llm)
+        assert await collect(engine, "The sea")
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_abort_by_id_and_chat(llm: LLM) -> None:
+    async def body(engine: AsyncLLM) -> None:
+        task = asyncio.create_task(collect(engine, "The sea", LONG, request_id="mine"))
+        while not llm.engine.scheduler.running:
+            await asyncio.sleep(0.001)
+        with pytest.raises(InvalidParams, match="in use"):
+            await collect(engine, "x", request_id="mine")
+        await engine.abort("mine")
+        await engine.abort("nobody's")
+        with pytest.raises(EngineError, match="'mine' was aborted"):
+            await task
+        await idle(llm)
+        messages = [{"role": "user", "content": "sea"}]
+        outputs = [output async for output in engine.chat(messages, GREEDY)]
+        assert outputs[-1].outputs[0].text == expected
+        with pytest.raises(InvalidPrompt, match="role"):
+            engine.chat([{"content": "sea"}])
+
+    expected = llm.chat([{"role": "user", "content": "sea"}], GREEDY)[0].outputs[0].text
+    run(llm, body)
