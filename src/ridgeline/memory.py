@@ -16,6 +16,7 @@ from ridgeline.types import PagedKV, Recurrent
 TRAINING_BYTES = {"weights": 2, "gradients": 2, "optimizer_states": 12}
 ACTIVATION_BYTES = 2
 LOGIT_BYTES = 4
+OUTPUT_LAYERS = ("o_proj", "down_proj", "c_proj", "out_proj")      # their results go into the residual sum, which keeps none
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,13 @@ def activation_bytes(model: CausalLM, tokens: int) -> int:
         shared: set[str] = set()
         for name, module in block.named_modules():
             if isinstance(module, nn.Linear):
-                parent = name.rpartition(".")[0]
-                key = f"{parent}:{module.in_features}"
-                if key not in shared:               # q, k and v read the same input
+                parent, _, leaf = name.rpartition(".")
+                # q, k and v read the same input; what the block's last layer reads is its own, of equal width or not.
+                key = f"{parent}:{leaf if leaf in OUTPUT_LAYERS else module.in_features}"
+                if key not in shared:
                     shared.add(key)
                     per_token += module.in_features
-                per_token += module.out_features if not name.endswith(("o_proj", "down_proj", "c_proj", "out_proj")) else 0
+                per_token += 0 if leaf in OUTPUT_LAYERS else module.out_features
             elif "Norm" in type(module).__name__:
                 weight = getattr(module, "weight", None)
                 per_token += 0 if weight is None else weight.numel()
