@@ -237,9 +237,12 @@ class Engine:
             seq.hidden.append(result.hidden)
         if result.result is None:
             return
+        if result.nan:
+            self.store.reset_prefix_cache()         # pages that this sequence has published may be broken as well
+            self._fail(seq, EngineError("the model's output is not a number (NaN)"))
+            return
         if any(token < 0 for token in result.result.tokens):
-            self._fail(seq, EngineError("no token can be chosen: the request's masks exclude every token, or the model's "
-                                        "output is not a number"))
+            self._fail(seq, EngineError("no token can be chosen: the request's masks exclude every token"))
             return
         if seq.hidden:
             result.result.hidden = Rows.joined(seq.hidden)

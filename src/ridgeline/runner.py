@@ -73,9 +73,11 @@ class Slice:
 
 @dataclass
 class SliceResult:
-    """result: None until the run's last slice; hidden: rows of this slice where the run wants them."""
+    """result: None until the run's last slice; hidden: rows of this slice where the run wants them; nan: no token could
+    be chosen because the model's output is not a number."""
 
     result: Result | None
+    nan: bool = False
     hidden: Tensor | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -194,6 +196,9 @@ class Runner:
                 chosen = torch.tensor(d.result.tokens, device=logits.device)
                 if min(d.result.tokens) >= 0:
                     d.result.logprobs = top_logprobs(logits[rows], chosen, k)
+        for d in draws:
+            if min(d.result.tokens) < 0 and logits[d.at:d.at + len(d.rows)].isnan().any():
+                next(r for r in results if r.result is d.result).nan = True
 
 
 class _Draw:

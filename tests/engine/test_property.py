@@ -57,7 +57,7 @@ def params(draw: st.DrawFn, strategy: str) -> dict[str, Any]:
         "min_tokens": sometimes(st.integers(0, min(most or 20, 7)), 0), "ignore_eos": draw(st.booleans()),
         "logprobs": sometimes(st.integers(0, 3), None), "n": sometimes(st.integers(2, 3), 1),
         "prompt_logprobs": None if strategy == "block_diffusion" else sometimes(st.integers(0, 2), None),
-        "cache_salt": draw(st.sampled_from(["", "", "x"])), "priority": draw(st.integers(-1, 1)),
+        "cache_salt": draw(st.sampled_from(["", "", "", "x"])), "priority": draw(st.integers(-1, 1)),
     }
     if most == 1 and given["prompt_logprobs"] is not None and draw(st.booleans()):
         given["max_tokens"] = given["min_tokens"] = 0                        # scoring
@@ -68,9 +68,9 @@ def params(draw: st.DrawFn, strategy: str) -> dict[str, Any]:
 def request(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     strategy = draw(st.sampled_from(STRATEGIES[kind]))
     length = draw(st.sampled_from([1, 2, 3, 7, 8, 13, 16, 24, 31, 45]))
-    tokens = prompt(length, seed=draw(st.integers(0, 2)))                    # few seeds: requests share prefixes
+    tokens = prompt(length, seed=draw(st.integers(0, 1)))                    # few seeds: requests share prefixes
     return {"prompt": tokens, "strategy": strategy, "params": draw(params(strategy)),
-            "step": draw(st.integers(0, 6)), "abort": draw(st.sampled_from([None, None, None, None, 1, 4]))}
+            "step": draw(st.integers(0, 10)), "abort": draw(st.sampled_from([None, None, None, None, 1, 4]))}
 
 
 @st.composite
@@ -78,9 +78,9 @@ def scenario(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     page = draw(st.sampled_from([4, 8, 16]))
     longest = -(-(MAX_LEN + 6) // page)                                      # pages of one sequence with its drafts
     return {
-        "requests": draw(st.lists(request(kind), min_size=4, max_size=9)), "page_size": page,
-        "pages": longest + draw(st.integers(0, longest // 3)), "states": draw(st.sampled_from([3, 4, 9, 40])),
-        "prefix_caching": draw(st.booleans()), "max_num_seqs": draw(st.sampled_from([3, 6, 16])),
+        "requests": draw(st.lists(request(kind), min_size=5, max_size=10)), "page_size": page,
+        "pages": longest + draw(st.integers(0, longest // 3)), "states": draw(st.sampled_from([3, 9, 40, 40])),
+        "prefix_caching": draw(st.sampled_from([True, True, False])), "max_num_seqs": draw(st.sampled_from([3, 6, 16])),
         "max_num_batched_tokens": draw(st.sampled_from([8, 11, 24, 100])),
         "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "static"]))}
 
@@ -96,7 +96,7 @@ def check(kind: str, case: dict[str, Any]) -> Rig:
     requests = case.pop("requests")
     r = rig(kind, STRATEGIES[kind], **case)
     step = 0
-    while r.engine.has_work or step <= 10:
+    while r.engine.has_work or step <= 14:
         for i, wanted in enumerate(requests):
             if wanted["step"] == step:
                 r.add(str(i), wanted["prompt"], wanted["strategy"], **wanted["params"])
@@ -126,7 +126,7 @@ QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), derando
 def test_each_output_is_that_of_the_request_run_alone(kind: str) -> None:
     seen = {"requests": 0, "preemptions": 0, "prefix_hits": 0, "accepted_tokens": 0}
 
-    @settings(QUICK, max_examples=14)
+    @settings(QUICK, max_examples=15)
     @given(scenario(kind))
     def run(case: dict[str, Any]) -> None:
         r = check(kind, case)

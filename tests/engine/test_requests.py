@@ -194,6 +194,30 @@ def test_not_a_number_stays_with_its_request(kind: str, params: dict[str, Any]) 
         assert same(good, fresh)
 
 
+class Broken(Failing):
+    """A model whose pass number `at` writes and returns NaN."""
+
+    def forward(self, batch: Any, state: Any) -> Any:
+        self.passes += 1
+        if self.passes != self.at:
+            return self.net(batch, state)
+        broken = copy.deepcopy(self.net)
+        for parameter in broken.parameters():
+            parameter.fill_(math.nan)
+        return broken(batch, state)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_broken_pass_leaves_nothing_in_the_prefix_cache(at: int) -> None:
+    """The pages of an earlier chunk were published before the NaN showed."""
+    r = Rig(model("softmax"), max_num_batched_tokens=16)
+    r.engine.runners["target"].model = Broken(model("softmax"), at)
+    assert "not a number" in str(r.one(prompt(45), max_tokens=3).error)
+    again = r.one(prompt(45), max_tokens=3)
+    assert same(again, Rig(model("softmax")).one(prompt(45), max_tokens=3))
+    assert r.one(prompt(45), max_tokens=3).metrics.cached_tokens == 40
+
+
 def test_masks_that_exclude_everything_fail_the_request() -> None:
     r = Rig(model("softmax"), eos_token_ids=(3,))
     r.add("bad", prompt(5), max_tokens=5, min_tokens=2, allowed_token_ids=[3])

@@ -99,6 +99,18 @@ def test_alone(kind: str, states: int, strategy: str) -> None:
     assert accepted > 0
 
 
+@pytest.mark.parametrize("strategy", DRAFTERS)
+def test_few_states_mean_running_tokens_again(strategy: str) -> None:
+    """With a state for every row a rejection costs nothing; without, the tokens since an older state run again."""
+    rows = {}
+    for states in (64, 3):
+        r = rig("hybrid", [strategy], states=states)
+        assert same(r.one(PROMPTS[3], strategy, max_tokens=LENGTHS[3]), plain("hybrid", 3))
+        rows[states] = r.engine.stats.target_rows
+    assert rows[64] == len(PROMPTS[3]) + LENGTHS[3] - 1 + r.engine.stats.draft_tokens - r.engine.stats.accepted_tokens
+    assert rows[3] > rows[64]
+
+
 @pytest.mark.parametrize("kind", TARGETS)
 def test_all_strategies_in_one_batch(kind: str) -> None:
     r = rig(kind, DRAFTERS, states=200, max_num_batched_tokens=64)
