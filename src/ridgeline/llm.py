@@ -92,7 +92,7 @@ class LLM:
         try:
             while len(results) < len(waiting):
                 self._step()
-                for request_id in waiting & self._news.keys():
+                for request_id in [r for r in self._news if r in waiting]:
                     output = self._news.pop(request_id)
                     if output.finished:
                         results[request_id] = output

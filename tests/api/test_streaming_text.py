@@ -138,6 +138,20 @@ def test_echo_comes_once_in_a_stream_of_several_samples(llm: LLM) -> None:
     assert texts == ["The 海🙂 is it"] * 3
 
 
+def test_each_sample_has_its_own_end(llm: LLM) -> None:
+    def alone(seed: int, **options: object) -> list[object]:
+        params = SamplingParams(max_tokens=30, seed=seed, ignore_eos=True, **options)     # type: ignore[arg-type]
+        sample = llm.generate("The sea", params)[0].outputs[0]
+        return [sample.text, sample.token_ids, sample.finish_reason, sample.stop_reason]
+
+    first = str(alone(5)[0])
+    stop = first[8:10]
+    output = llm.generate("The sea", SamplingParams(max_tokens=30, seed=5, ignore_eos=True, n=3, stop=stop))[0]
+    assert [[s.text, s.token_ids, s.finish_reason, s.stop_reason] for s in output.outputs] == [
+        alone(5 + i, stop=stop) for i in range(3)]
+    assert output.outputs[0].stop_reason == stop and output.finished
+
+
 def test_without_detokenization_there_are_ids_only(llm: LLM) -> None:
     output, deltas = play(llm, ids_of(llm, "calm"), [2], detokenize=False, echo=True)
     assert output.text == "" and not any(deltas) and output.token_ids == ids_of(llm, "calm")

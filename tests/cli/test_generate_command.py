@@ -94,7 +94,10 @@ def test_a_model_without_a_tokenizer_prints_ids(run: Any, bare: Path, tmp_path: 
     (tmp_path / "ids.jsonl").write_text("[5, 6, 7]\n")
     whole = run("generate", bare, "--prompt-file", tmp_path / "ids.jsonl", *GREEDY)
     assert whole.code == 0 and len(whole.out.split()) == 6 and all(t.isdigit() for t in whole.out.split())
-    assert run("generate", bare, "--prompt-file", tmp_path / "ids.jsonl", *GREEDY, "--stream").out.split() == whole.out.split()
+    for flags in ((), ("--speculative-config", '{"method": "ngram"}', "--logit-bias", '{"9": 90}')):
+        found = [run("generate", bare, "--prompt-file", tmp_path / "ids.jsonl", *GREEDY, *flags, *more).out.split()
+                 for more in ((), ("--stream",))]
+        assert found[0] == found[1] and (not flags or found[0] == ["9"] * 6)
 
 
 @pytest.mark.parametrize(("flags", "words"), [

@@ -260,6 +260,13 @@ def test_a_reader_that_leaves_is_no_traceback(folder: Path) -> None:
     assert process.wait(60) == 1 and "Traceback" not in error and "Exception" not in error
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
+def test_an_answer_that_cannot_be_written(folder: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run([*COMMAND, "info", str(folder)], stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
+    assert ran.returncode == 1 and "No space left" in ran.stderr and ran.stderr.count("\n") == 1
+
+
 def test_an_interrupt_is_exit_130(folder: Path) -> None:
     process = subprocess.Popen([*COMMAND, "chat", str(folder), "--max-tokens", "3"], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)

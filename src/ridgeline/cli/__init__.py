@@ -51,14 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parse(arguments)
         code: int = importlib.import_module(f"ridgeline.cli.{options.command}").run(options)
-        sys.stdout.flush()
+        print(end="", flush=True)
         return code
     except RidgelineError as error:
         print(f"ridgeline: error: {error}", file=sys.stderr)
         return FAILED if isinstance(error, EngineError) else USAGE_ERROR
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)          # the terminal shows ^C where the line had come to
         return INTERRUPTED
-    except BrokenPipeError:                 # the reader has gone; nobody is left to tell
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):      # there, the reader has gone and nobody is left to tell
+            print(f"ridgeline: error: {error}", file=sys.stderr)
+        # What is left in the buffer could not be written at the end either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 

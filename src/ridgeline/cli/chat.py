@@ -23,6 +23,7 @@ HELP = "/reset forgets the conversation, Ctrl-C ends an answer, /exit or Ctrl-D 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "ridgeline chat MODEL [--system TEXT] [flags]"
     add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     parser.epilog = "From a pipe, each line of standard input is one message of the user."

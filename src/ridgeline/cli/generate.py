@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from ridgeline.frontend import Prompt
     from ridgeline.llm import LLM
     from ridgeline.sampling_params import SamplingParams
-    from ridgeline.types import CompletionOutput, RequestOutput
+    from ridgeline.types import RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "ridgeline generate MODEL [-p TEXT ...] [--prompt-file FILE ...] [flags]"
     add_model_argument(parser)
     parser.add_argument("-p", "--prompt", action="append", metavar="TEXT", help="a prompt (repeatable)")
     parser.add_argument("--prompt-file", action="append", metavar="FILE",
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([as_json(o) for o in outputs], indent=1, ensure_ascii=False))
     else:
-        _print(outputs)
+        _print(outputs, tokenizer=llm.tokenizer is not None)
     failed = [(i, o.error) for i, o in enumerate(outputs, 1) if o.error is not None]
     for number, error in failed:
         where = f"prompt {number}: " if len(outputs) > 1 else ""
@@ -110,32 +111,29 @@ def _lines(path: str, text: str) -> list[Prompt]:
 
 
 def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> int:
-    last = None
+    last, shown = None, 0
     for last in llm.stream(prompt, params):
         sample = last.outputs[0]
-        sys.stdout.write(sample.delta if llm.tokenizer is not None else " ".join(map(str, sample.token_ids[-1:])) + " ")
+        # A model without a tokenizer has no text; its token ids are the answer.
+        sys.stdout.write(sample.delta if llm.tokenizer is not None else "".join(f"{t} " for t in sample.token_ids[shown:]))
         sys.stdout.flush()
+        shown = len(sample.token_ids)
     print()
     if last is not None:
         print(summary([last]), file=sys.stderr)
     return 0
 
 
-def _print(outputs: list[RequestOutput]) -> None:
+def _print(outputs: list[RequestOutput], *, tokenizer: bool) -> None:
     done = [(i, o) for i, o in enumerate(outputs, 1) if o.error is None]
     for number, output in done:
         for sample in output.outputs:
             if len(outputs) > 1 or len(output.outputs) > 1:
                 name = f"prompt {number}" + (f", sample {sample.index + 1}" if len(output.outputs) > 1 else "")
                 print(f"--- {name}: {_one_line(output.prompt or '')}")
-            print(_text(sample))
+            print(sample.text if tokenizer else " ".join(map(str, sample.token_ids)))
     if done:
         print(summary([o for _, o in done]), file=sys.stderr)
-
-
-def _text(sample: CompletionOutput) -> str:
-    """A model without a tokenizer has no text; its token ids are the answer."""
-    return sample.text or " ".join(map(str, sample.token_ids))
 
 
 def _one_line(text: str, width: int = 60) -> str:

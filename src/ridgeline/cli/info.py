@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ridgeline.cli.options import add_engine_arguments, add_model_argument, engine_options
+from ridgeline.cli.options import add_model_argument, add_shape_arguments, engine_options
 from ridgeline.cli.report import NO_BREAK, fields
 from ridgeline.errors import ConfigError
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "ridgeline info MODEL [flags]"
     add_model_argument(parser)
     parser.add_argument("--context", type=int, default=2048, metavar="N",
                         help="tokens of a sequence, for the totals (default 2048)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once, for the totals (default 1)")
     parser.add_argument("--json", action="store_true", help="print one object")
-    add_engine_arguments(parser)
+    add_shape_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,24 +13,32 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, a hub id or a packaged model (gemma3-270m)")
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of EngineConfig; those not given keep its defaults."""
-    group = parser.add_argument_group("engine")
-    add = group.add_argument
-    add("--tokenizer", metavar="PATH", help="folder or file of another tokenizer")
+def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of EngineConfig that say which model it is and how large its numbers are."""
+    add = parser.add_argument_group("model").add_argument
     add("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     add("--load-format", metavar="FORMAT", help="auto, safetensors, gguf or dummy (random weights from a config.json)")
     add("--dtype", metavar="DTYPE", help="of weights and activations: auto (the model's; bfloat16 for GGUF), bfloat16, "
         "float16, float32 or float64")
     add("--kv-cache-dtype", metavar="DTYPE", help="auto (as --dtype) or one of the same types")
-    add("--device", metavar="NAME", help="a torch device such as cuda (default cpu)")
     add("--max-model-len", type=int, metavar="N", help="longest prompt and output together, in tokens")
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags of EngineConfig; those not given keep its defaults."""
+    add_shape_arguments(parser)
+    add = parser.add_argument_group("engine").add_argument
+    add("--tokenizer", metavar="PATH", help="folder or file of another tokenizer")
+    add("--chat-template", metavar="FILE", help="a chat template that replaces the model's")
+    add("--device", metavar="NAME", help="a torch device such as cuda (default cpu)")
+    add("--threads", type=int, metavar="N", help="compute threads (default: the cores this process may use)")
     add("--block-size", type=int, metavar="N", help="positions in a cache page (default 16)")
-    add("--kv-cache-memory-bytes", type=int, metavar="N", help="memory of the KV cache and recurrent states")
+    add("--kv-cache-memory-bytes", type=int, metavar="N",
+        help="memory of the KV cache and recurrent states (default: by the free memory)")
     add("--max-num-seqs", type=int, metavar="N", help="sequences that run at once (default 64)")
     add("--max-num-batched-tokens", type=int, metavar="N", help="rows of one forward pass (default 512)")
     add("--max-logprobs", type=int, metavar="N", help="most log-probabilities that a request may ask for (default 20)")
-    add("--scheduling-policy", metavar="NAME", help="fcfs, priority or static")
+    add("--scheduling-policy", metavar="NAME", help="fcfs (default), priority or static")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None,
         help="reuse the KV cache of common prefixes (default on)")
     add("--speculative-config", type=_json, metavar="JSON",
@@ -38,8 +46,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
              "hidden_drafter (the last two with \"model\")")
     add("--diffusion-config", type=_json, metavar="JSON",
         help='options of block diffusion, e.g. \'{"block": 4, "threshold": 0.9}\'')
-    add("--chat-template", metavar="FILE", help="a chat template that replaces the model's")
-    add("--threads", type=int, metavar="N", help="compute threads (default: the cores this process may use)")
 
 
 ENGINE_FLAGS = ("tokenizer", "revision", "load_format", "dtype", "kv_cache_dtype", "device", "max_model_len", "block_size",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "ridgeline perplexity MODEL --file FILE [--reference MODEL] [flags]"
     add_model_argument(parser)
     parser.add_argument("--file", required=True, metavar="FILE", help="the text to score")
     parser.add_argument("--reference", metavar="MODEL",
