@@ -144,12 +144,12 @@ class Engine:
         self._run_drafts(grants)
         self._run_targets(grants)
         self.stats.steps += 1
-        self.stats.running, self.stats.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        self.stats.kv_usage = self.store.stats().usage
         now = time.monotonic()
         for seq in scheduled:
             if seq.new_tokens or seq.done:
                 self._report(seq, now)
+        self.stats.running, self.stats.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        self.stats.kv_usage = self.store.stats().usage
         outputs, self._outputs = self._outputs, []
         return outputs
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -83,6 +84,30 @@ def test_leaving_early_aborts(llm: LLM) -> None:
     before = llm.stats.generation_tokens
     run(llm, body)
     assert llm.stats.generation_tokens - before < 2 * 240
+
+
+def test_callers_come_and_go_at_random(llm: LLM) -> None:
+    """Those who stay get the whole text, whoever leaves beside them and however."""
+    expected = [o.outputs[0].text for o in llm.generate([f"{i} sea" for i in range(40)], GREEDY)]
+    draw = random.Random(1)
+
+    async def caller(engine: AsyncLLM, i: int, outputs: int | None) -> str | None:
+        await asyncio.sleep(draw.random() * 0.2)
+        if outputs is None:
+            return await collect(engine, f"{i} sea")
+        stream = engine.generate(f"{i} sea", LONG)
+        for _ in range(outputs):
+            await anext(stream)
+        await stream.aclose()
+        return None
+
+    async def body(engine: AsyncLLM) -> None:
+        leave = [draw.choice([None, 0, 1, 3]) for _ in range(40)]
+        found = await asyncio.gather(*(caller(engine, i, n) for i, n in enumerate(leave)))
+        assert found == [text if n is None else None for text, n in zip(expected, leave)]
+        await idle(llm)
+
+    run(llm, body)
 
 
 def test_one_bad_request_disturbs_no_other(llm: LLM) -> None:

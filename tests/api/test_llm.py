@@ -182,6 +182,7 @@ def test_metrics_fit_together(llm: LLM) -> None:
         assert 0 <= m.queue_s <= m.ttft_s <= m.e2e_s
         assert len(m.itl_s) == 8 and min(m.itl_s) > 0
         assert abs(sum(m.itl_s) - m.tpot_s * 8) < 1e-9 and abs(m.ttft_s + sum(m.itl_s) - m.e2e_s) < 1e-3
+    assert (llm.stats.running, llm.stats.waiting, llm.stats.kv_usage) == (0, 0, 0.0)
 
 
 def test_bad_words_never_come(llm: LLM) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -77,6 +78,24 @@ def test_stop_strings_across_tokens_and_commits(llm: LLM, stop: str, include: bo
     assert stop in kept and stop not in llm.tokenizer.decode(output.token_ids[:-1])
     assert output.logprobs is not None and [p.token_id for p in output.logprobs] == output.token_ids
     assert b"".join(p.bytes for p in output.logprobs).decode("utf-8", "replace") == kept
+
+
+def test_random_stops_and_commits_against_a_plain_search(llm: LLM) -> None:
+    """The first end of any stop string counts; of several that end there, the longest."""
+    draw = random.Random(0)
+    for _ in range(60):
+        text = "".join(draw.choices("ab 海🙂é", k=draw.randint(1, 24)))
+        stops = ["".join(draw.choices("ab 海🙂é", k=draw.randint(1, 3))) for _ in range(draw.randint(1, 3))]
+        sizes, include = [draw.randint(1, 6) for _ in range(4)], draw.random() < 0.5
+        output, _ = play(llm, ids_of(llm, text), sizes, stop=stops, include_stop_str_in_output=include)
+        expected, found = text, None
+        for end in range(1, len(text) + 1):
+            complete = [stop for stop in stops if text[:end].endswith(stop)]
+            if complete:
+                found = max(complete, key=len)
+                expected = text[:end if include else end - len(found)]
+                break
+        assert (output.text, output.stop_reason) == (expected, found), (text, stops, sizes)
 
 
 def test_the_beginning_of_a_stop_string_that_does_not_come_is_shown(llm: LLM) -> None:
