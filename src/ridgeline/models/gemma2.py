@@ -10,16 +10,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ridgeline.batch import Batch
-from ridgeline.cache.view import CacheView
 from ridgeline.layers.attention import Attention
+from ridgeline.layers.block import Part, ResidualBlock
 from ridgeline.layers.mlp import GatedMLP
 from ridgeline.layers.norm import RMSNorm
 from ridgeline.layers.rope import Rotary
 from ridgeline.models.base import FULL, SLIDING, Backbone, CausalLM, ModelConfig, embedding
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     def __init__(self, config: ModelConfig, attention: Attention):
         super().__init__()
         self.input_layernorm = norm(config)
@@ -29,13 +28,9 @@ class Block(nn.Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation)
         self.post_feedforward_layernorm = norm(config)
 
-    def mixer(self) -> Attention:
-        return self.self_attn
-
-    def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), batch, state))
-        out: Tensor = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x), batch))
-        return out
+    def parts(self) -> tuple[Part, Part]:
+        return (Part(self.input_layernorm, self.self_attn, self.post_attention_layernorm),
+                Part(self.pre_feedforward_layernorm, self.mlp, self.post_feedforward_layernorm))
 
 
 class Gemma2(CausalLM):

@@ -4,18 +4,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
-from ridgeline.batch import Batch
-from ridgeline.cache.view import CacheView
 from ridgeline.layers.attention import Attention
+from ridgeline.layers.block import Part, ResidualBlock
 from ridgeline.layers.mlp import GatedMLP
 from ridgeline.layers.norm import RMSNorm
 from ridgeline.layers.rope import Rotary
 from ridgeline.models.base import Backbone, CausalLM, ModelConfig, embedding
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)). norm(): builds one."""
 
     def __init__(self, attention: Attention, mlp: nn.Module, norm: Callable[[], nn.Module]):
@@ -25,13 +24,9 @@ class Block(nn.Module):
         self.post_attention_layernorm = norm()
         self.mlp = mlp
 
-    def mixer(self) -> Attention:
-        return self.self_attn
-
-    def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), batch, state)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x), batch)
-        return out
+    def parts(self) -> tuple[Part, Part]:
+        return (Part(self.input_layernorm, self.self_attn, None),
+                Part(self.post_attention_layernorm, self.mlp, None))
 
 
 class Llama(CausalLM):

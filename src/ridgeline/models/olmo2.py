@@ -5,18 +5,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from ridgeline.batch import Batch
-from ridgeline.cache.view import CacheView
 from ridgeline.layers.attention import Attention
+from ridgeline.layers.block import Part, ResidualBlock
 from ridgeline.layers.mlp import GatedMLP
 from ridgeline.layers.norm import RMSNorm
 from ridgeline.layers.rope import Rotary
 from ridgeline.models.base import Backbone, CausalLM, ModelConfig, embedding
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     def __init__(self, config: ModelConfig, attention: Attention):
         super().__init__()
         self.self_attn = attention
@@ -24,13 +23,9 @@ class Block(nn.Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation)
         self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def mixer(self) -> Attention:
-        return self.self_attn
-
-    def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
-        x = x + self.post_attention_layernorm(self.self_attn(x, batch, state))
-        out: Tensor = x + self.post_feedforward_layernorm(self.mlp(x, batch))
-        return out
+    def parts(self) -> tuple[Part, Part]:
+        return (Part(None, self.self_attn, self.post_attention_layernorm),
+                Part(None, self.mlp, self.post_feedforward_layernorm))
 
 
 class Olmo2(CausalLM):

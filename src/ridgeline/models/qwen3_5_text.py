@@ -14,6 +14,7 @@ from ridgeline.batch import Batch
 from ridgeline.cache.view import CacheView
 from ridgeline.errors import UnsupportedModel
 from ridgeline.layers.attention import Attention, attend_cached
+from ridgeline.layers.block import Part, ResidualBlock
 from ridgeline.layers.delta import GatedDeltaNet
 from ridgeline.layers.mlp import GatedMLP
 from ridgeline.layers.norm import RMSNorm
@@ -46,7 +47,7 @@ class GatedAttention(Attention):
         return projected
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """Either mixer under the name it has in the checkpoint: linear_attn or self_attn."""
 
     def __init__(self, config: ModelConfig, mixer: GatedDeltaNet | GatedAttention):
@@ -57,13 +58,9 @@ class Block(nn.Module):
         self.post_attention_layernorm = norm(config, config.hidden_size)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation)
 
-    def mixer(self) -> nn.Module:
-        return self.get_submodule(self.mixer_name)
-
-    def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
-        x = x + self.mixer()(self.input_layernorm(x), batch, state)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x), batch)
-        return out
+    def parts(self) -> tuple[Part, Part]:
+        return (Part(self.input_layernorm, self.get_submodule(self.mixer_name), None),
+                Part(self.post_attention_layernorm, self.mlp, None))
 
 
 class Qwen35Text(CausalLM):
