@@ -247,7 +247,16 @@ class _Draw:
                 break
             path.append(run.tokens[row])
             row = row - 1 if run.parents is None else run.parents[row]
-        return path[::-1]
+        return self._drafts_before_run(base) + path[::-1]
+
+    def _drafts_before_run(self, base: int) -> list[int]:
+        """Tokens of earlier runs since the last commit, on which this run builds."""
+        seq, role = self.slice.seq, self.slice.run.role
+        committed = len(seq.tokens)
+        if base <= committed:
+            return []
+        held = seq.store.held(seq.id, role)
+        return seq.store.provisional(seq.id, role)[committed - held:base - held]
 
 
 def _depths(run: Run) -> list[int]:

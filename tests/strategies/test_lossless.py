@@ -165,6 +165,15 @@ def test_a_perfect_draft_is_accepted_whole() -> None:
         assert answer.metrics.target_steps == 5                      # the first token, then four times 4 + 1
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 1}], ids=["greedy", "sampled"])
+def test_drafts_know_the_drafts_before_them(params: dict[str, Any]) -> None:
+    """Penalties count the tokens drafted so far, for the draft as for the target: the perfect draft stays perfect."""
+    params = {**params, "max_tokens": 21, "frequency_penalty": 2.0, "presence_penalty": 2.0}
+    r = Rig({"target": model("softmax"), "draft": model("softmax")}, ["draft_model"])
+    metrics = r.one(PROMPTS[3], "draft_model", **params).metrics
+    assert metrics.accepted_tokens == metrics.draft_tokens == 16
+
+
 @pytest.mark.parametrize("kind", TARGETS)
 def test_sampled_draft_model_is_the_same_alone_in_a_batch_and_preempted(kind: str) -> None:
     """Its output is not that of plain seeded decoding, but it depends on nothing but the request: windows start where

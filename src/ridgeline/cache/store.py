@@ -118,6 +118,10 @@ class CacheStore:
         """held plus provisional tokens: where the next append goes."""
         return self._holding(seq_id, role).length
 
+    def provisional(self, seq_id: str, role: str = TARGET) -> list[int]:
+        """Tokens of the rows held .. length: drafts that are not committed yet; -1 for a node of a tree."""
+        return list(self._holding(seq_id, role).extra)
+
     def reserve(
         self, seq_id: str, role: str, tokens: Sequence[int], *, at: int | None = None, write: int | None = None,
         offset: int = 0, rollback: int = 0, publishable: bool = True, parents: Sequence[int] | None = None,
