@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -32,6 +33,7 @@ class AsyncLLM:
         self._lock = threading.Lock()                    # nothing enters the inbox behind the None that ends it
         self._ended: EngineError | None = None           # why no further request is taken
         self._thread = threading.Thread(target=self._serve, name="ridgeline-engine", daemon=True)
+        atexit.register(self._stop)                      # an interpreter that ends under a computing thread crashes
         self._thread.start()
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None,
@@ -67,17 +69,21 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Abort what is running, whose streams raise EngineError, and stop the thread."""
-        with self._lock:
-            if self._ended is None:
-                self._ended = EngineError("the engine was closed")
-                self._inbox.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        await asyncio.get_running_loop().run_in_executor(None, self._stop)
+        atexit.unregister(self._stop)
 
     async def __aenter__(self) -> AsyncLLM:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._ended is None:
+                self._ended = EngineError("the engine was closed")
+                self._inbox.put(None)
+        self._thread.join()
 
     def _submit(self, job: Callable[[], None], *, late: bool = False) -> None:
         """Hand a job to the engine's thread. late: it is of no use any more once the engine has ended."""

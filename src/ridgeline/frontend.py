@@ -127,9 +127,9 @@ class Frontend:
             request_id = engine_id
         if request_id in self._engine_ids:
             raise InvalidParams(f"request_id {request_id!r} is in use by a live request")
-        self.engine.add_request(EngineRequest(engine_id, ids, params, strategy=strategy, arrival=arrival))
         tokenizer = self.tokenizer if params.detokenize else None
         samples = [_Sample(i, params, tokenizer, ids, text) for i in range(params.n)]
+        self.engine.add_request(EngineRequest(engine_id, ids, params, strategy=strategy, arrival=arrival))
         output = RequestOutput(request_id, text, ids, [s.output for s in samples])
         self._live[engine_id] = _Live(output, samples, engine_id)
         self._engine_ids[request_id] = engine_id

@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -189,6 +192,24 @@ def test_closing_ends_what_runs(llm: LLM) -> None:
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert not llm.engine.scheduler.running
+
+
+def test_a_program_that_ends_without_closing_ends_well(folder: object) -> None:
+    program = """if True:
+        import asyncio, sys
+        from ridgeline import AsyncLLM, SamplingParams
+        llm = AsyncLLM(sys.argv[1], threads=1)
+        async def read():
+            async for output in llm.generate("The sea", SamplingParams(max_tokens=240, ignore_eos=True)):
+                pass
+        loop = asyncio.new_event_loop()
+        tasks = [loop.create_task(read()) for _ in range(8)]
+        loop.run_until_complete(asyncio.sleep(0.1))
+        print(len(llm.llm.engine.scheduler.running))
+    """
+    ran = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120,
+                         env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert (ran.returncode, ran.stdout) == (0, "8\n"), ran.stderr
 
 
 def test_an_event_loop_that_dies_takes_its_requests_along(llm: LLM) -> None:

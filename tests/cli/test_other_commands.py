@@ -19,7 +19,8 @@ import torch
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli import COMMANDS
 from ridgeline.quality import Quality, measure, windows
-from tiny_checkpoint import TEXT
+from ridgeline.types import Recurrent
+from tiny_checkpoint import TEXT, write_model
 
 ONE_LINE = "The sea is calm and 海は静かで 🙂. " * 6
 
@@ -109,6 +110,21 @@ def test_info_counts_what_a_hand_counts(run: Any, folder: Path) -> None:
     assert training["total"] == sum(v for k, v in training.items() if k != "total")
     half = json.loads(run("info", folder, "--json", "--dtype", "bfloat16", "--kv-cache-dtype", "float32").out)
     assert half["weight_bytes"] == 2 * parameters and half["kv_bytes_per_token"] == 256
+
+
+def test_info_of_a_hybrid_equals_what_is_loaded(run: Any, tmp_path: Path) -> None:
+    write_model(tmp_path, model_type="qwen3_5_text", num_hidden_layers=4, full_attention_interval=2, linear_key_head_dim=8,
+                linear_value_head_dim=8, linear_num_key_heads=1, linear_num_value_heads=2, linear_conv_kernel_dim=4)
+    found = json.loads(run("info", tmp_path, "--json", "--dtype", "bfloat16", "--context", 1).out)
+    llm = LLM(tmp_path, dtype="bfloat16", threads=1)
+    assert found["weight_bytes"] == sum(p.nbytes for p in llm.loaded.model.parameters())
+    # Two of four layers: a state of 2 x 8 x 8 in fp32, and the last 3 inputs of the convolution over 2 x 8 + 16 channels.
+    recurrent = [spec for spec in llm.loaded.layout.layers if isinstance(spec, Recurrent)]
+    assert len(recurrent) == 2 and found["kv_bytes_per_token"] == 2 * 2 * 16 * 2
+    sizes = {name: math.prod(shape) * getattr(torch, dtype).itemsize for name, shape, dtype in recurrent[0].tensors}
+    assert sum(sizes.values()) in (512 + 3 * 32 * size for size in (2, 4))
+    assert found["state_bytes_per_sequence"] == 2 * sum(sizes.values()) == found["cache_bytes"] - found["kv_bytes_per_token"]
+    assert "recurrent state" in run("info", tmp_path).out
 
 
 def test_info_for_people(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.errors import InvalidParams
-from ridgeline.text.detokenize import IncrementalDecoder
 
 
 class StopChecker:
@@ -50,16 +49,3 @@ class StopChecker:
             if any(stop.startswith(end) for stop in self._stop):
                 return length
         return 0
-
-
-def tokens_of_text(decoder: IncrementalDecoder, ids: Sequence[int], characters: int) -> int:
-    """How many leading ids it takes to show the first `characters` characters, by a fresh decoder.
-
-    A token across the boundary counts: part of its text is shown. If all ids show less, all of them count.
-    """
-    shown = 0
-    for count, index in enumerate(ids):
-        if shown >= characters:
-            return count
-        shown += len(decoder.push([index]))
-    return len(ids)
