@@ -14,7 +14,7 @@ from ridgeline.cache import CacheStore, RoleLayout, plan_sizes
 from ridgeline.config import DTYPES, EngineConfig
 from ridgeline.decoding_config import build_strategies, needs_drafter
 from ridgeline.engine import Engine
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, CorruptFile
 from ridgeline.hub import resolve
 from ridgeline.models import build_model
 from ridgeline.models.base import CausalLM
@@ -22,6 +22,7 @@ from ridgeline.runner import Runner
 from ridgeline.scheduling.policies import build_policy
 from ridgeline.types import TARGET
 from ridgeline.weights.checkpoint import Checkpoint, open_checkpoint
+from ridgeline.weights.config_fields import check_fields
 from ridgeline.weights.load import load_weights
 
 Progress = Callable[[str, int, int], None]       # (model name, bytes done, bytes in all)
@@ -31,6 +32,9 @@ DRAFT = "draft"
 DEFAULT_CACHE_BYTES = 4 << 30
 SHARE_OF_FREE_MEMORY = 0.4         # of main memory, which other programs need too
 SHARE_OF_FREE_DEVICE_MEMORY = 0.85
+
+# What building a model meets when single values are possible but do not go together, or a field has an odd form.
+_IMPOSSIBLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,26 @@ def open_model(name: str, config: EngineConfig) -> OpenModel:
     """Find and open a model. raises ModelNotFound, CorruptFile, UnsupportedModel or ConfigError."""
     path = resolve(name, revision=config.revision, progress=config.progress is not False)
     checkpoint = open_checkpoint(path, load_format=config.load_format)
+    for fields in (checkpoint.config, checkpoint.generation_config):
+        check_fields(str(checkpoint.path), fields)
     return OpenModel(name, path, checkpoint, _dtype(config.dtype, checkpoint))
 
 
 def build(opened: OpenModel, config: EngineConfig, max_model_len: int | None = None) -> LoadedModel:
-    """Give an open model its shapes and what it would keep in the cache; no weights are read."""
-    model = build_model(opened.checkpoint.config, max_model_len=max_model_len)
-    layout = RoleLayout(model.state_spec(), _kv_dtype(config, opened.dtype), _fingerprint(opened))
-    return LoadedModel(opened.name, opened.path, opened.checkpoint, opened.dtype, model, layout)
+    """Give an open model its shapes and what it would keep in the cache; no weights are read.
+
+    raises UnsupportedModel, or CorruptFile for a configuration whose values fit no model.
+    """
+    checkpoint = opened.checkpoint
+    try:
+        model = build_model(checkpoint.config, max_model_len=max_model_len)
+        states = model.state_spec()
+    except _IMPOSSIBLE as error:
+        raise CorruptFile(f"{checkpoint.path}: the values of its configuration fit no model of type "
+                          f"{checkpoint.config.get('model_type')!r}: {type(error).__name__}: "
+                          f"{str(error).splitlines()[0] if str(error) else 'no details'}") from error
+    layout = RoleLayout(states, _kv_dtype(config, opened.dtype), _fingerprint(opened))
+    return LoadedModel(opened.name, opened.path, checkpoint, opened.dtype, model, layout)
 
 
 def describe(name: str, config: EngineConfig) -> LoadedModel:
@@ -186,8 +202,6 @@ def _max_model_len(opened: Mapping[str, OpenModel], config: EngineConfig) -> int
     for model in opened.values():
         raw = model.checkpoint.config
         most = raw.get("max_position_embeddings") or raw.get("n_positions") or 2048
-        if not isinstance(most, int):
-            raise ConfigError(f"{model.name}: its context length is {most!r}; set max_model_len")
         if raw.get("model_type") == "gpt2" and (config.max_model_len or 0) > most:
             raise ConfigError(f"max_model_len is {config.max_model_len}; {model.name} has learned positions for {most} tokens "
                               "only")

@@ -218,5 +218,20 @@ def test_wrong_files(folder: Path, tmp_path: Path) -> None:
         LLM(folder, tokenizer=str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize(("field", "value", "words"), [
+    ("vocab_size", -1, "vocab_size is -1; it must be an integer of at least 1"), ("num_hidden_layers", 1.5, "is 1.5"),
+    ("hidden_size", "x", "is 'x'"), ("num_key_value_heads", 0, "is 0"), ("head_dim", True, "is True"),
+    ("rms_norm_eps", -1, "a number above 0"), ("rms_norm_eps", "x", "a number above 0"), ("sliding_window", [], "integer"),
+    ("hidden_act", [], "hidden_act"), ("rope_parameters", 5, "an object"), ("layer_types", 5, "a list"),
+    ("eos_token_id", 1.5, "a token id"), ("eos_token_id", ["x"], "a token id"),
+    ("rope_parameters", {"rope_type": "linear", "factor": "x"}, "fit no"),
+    ("num_attention_heads", 3, "no multiple"), ("hidden_size", None, "lacks 'hidden_size'")], ids=str)
+def test_wrong_values_in_a_configuration(folder: Path, tmp_path: Path, field: str, value: Any, words: str) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "num_key_value_heads": 2, field: value}))
+    with pytest.raises((CorruptFile, UnsupportedModel), match=words):
+        LLM(tmp_path, load_format="dummy")
+
+
 def test_the_configuration_is_kept_as_resolved(llm: LLM) -> None:
     assert llm.config == EngineConfig(threads=1, max_num_seqs=8)
