@@ -77,8 +77,11 @@ def request(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 def scenario(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     page = draw(st.sampled_from([4, 8, 16]))
     longest = -(-(MAX_LEN + 6) // page)                                      # pages of one sequence with its drafts
+    requests = draw(st.lists(request(kind), min_size=5, max_size=9))
+    longest_prompt = max(requests, key=lambda r: len(r["prompt"]))
+    requests.append({**longest_prompt, "step": 14, "abort": None})           # its prefix is likely to be cached by then
     return {
-        "requests": draw(st.lists(request(kind), min_size=5, max_size=10)), "page_size": page,
+        "requests": requests, "page_size": page,
         "pages": longest + draw(st.integers(0, longest // 3)), "states": draw(st.sampled_from([3, 9, 40, 40])),
         "prefix_caching": draw(st.sampled_from([True, True, False])), "max_num_seqs": draw(st.sampled_from([3, 6, 16])),
         "max_num_batched_tokens": draw(st.sampled_from([8, 11, 24, 100])),
