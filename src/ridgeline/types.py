@@ -128,7 +128,6 @@ class EngineRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     strategy: str | None = None    # name in the engine's strategies; None = the engine's default
-    index: int = 0                 # which of the request's n samples
     arrival: float | None = None
 
 

@@ -73,8 +73,9 @@ class Checkpoints:
     ) -> StatePlan:
         """Which of the next `written` tokens get their state saved; changes nothing.
 
-        The last one is a must. The `rollback` ones before it and `wanted` indexes are optional: they are saved only as
-        long as each of the `others` (live sequences) still finds a slot for its own last token.
+        One is a must: the last, or with `rollback` the one that no rejection can reach, so that every commit moves the
+        state on and what has to be run again stays bounded. The others of the `rollback` last ones and the `wanted`
+        indexes are optional: they are saved only as long as each of the `others` (live sequences) still finds a slot.
         """
         if written == 0:
             return StatePlan([], False)
@@ -83,17 +84,17 @@ class Checkpoints:
         if new_run:
             room += sum(1 for slot in self.branches.values() if refs[slot] == 1)
         last = written - 1
+        certain = max(0, last - rollback)
         if room < 1:
             newest = self.newest(min(held, start))
             if any(newest < length < start and refs[slot] == 1 for length, slot in self.saved):
-                return StatePlan([last], True)
+                return StatePlan([certain], True)
             raise OutOfPages("no recurrent-state slot is left")
         room -= 1 + others
-        save = {last}
-        before = range(max(0, last - rollback), last)
-        if len(before) <= room:
-            save.update(before)
-            room -= len(before)
+        save = {certain}
+        if last - certain <= room:
+            save.update(range(certain, last + 1))
+            room -= last - certain
         for index in wanted:
             if index not in save and room > 0:
                 save.add(index)

@@ -200,4 +200,5 @@ class Strategy(ABC):
         """Decode until seq.done."""
 
     def check(self, params: SamplingParams) -> None:
-        """raises InvalidParams for what this strategy cannot honour."""
+        """Refuse what this strategy cannot honour, by raising InvalidParams. Most honour everything."""
+        return None
