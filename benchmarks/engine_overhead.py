@@ -126,9 +126,9 @@ def part_seconds(llm: LLM, batch: int, steps: int, now: Callable[[], float]) -> 
     return {part: statistics.median(each) for part, each in times.items()}
 
 
-def profile(llm: LLM, batch: int, steps: int, lines: int) -> None:
+def profile(llm: LLM, batch: int, steps: int, lines: int, clock: str) -> None:
     start(llm, batch, steps)
-    profiler = cProfile.Profile()
+    profiler = cProfile.Profile(CLOCKS[clock])
     profiler.enable()
     for _ in range(steps):
         llm.engine.step()
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results[batch] = {"step": step_seconds(plain, batch, options.steps, now),
                               "parts": part_seconds(load(), batch, options.steps, now)}
             if options.profile:
-                profile(plain, batch, options.steps, options.profile)
+                profile(plain, batch, options.steps, options.profile, options.clock)
     on["torch_threads"] = machine.describe()["torch_threads"]
     report(on, options, results)
     if options.json:
