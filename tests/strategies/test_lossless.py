@@ -100,15 +100,16 @@ def test_alone(kind: str, states: int, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", DRAFTERS)
-def test_few_states_mean_running_tokens_again(strategy: str) -> None:
-    """With a state for every row a rejection costs nothing; without, the tokens since an older state run again."""
+def test_few_states_run_at_most_the_accepted_drafts_again(strategy: str) -> None:
+    """With a state for every row a rejection costs nothing; without, accepted drafts may run again, and nothing else."""
     rows = {}
     for states in (64, 3):
         r = rig("hybrid", [strategy], states=states)
         assert same(r.one(PROMPTS[3], strategy, max_tokens=LENGTHS[3]), plain("hybrid", 3))
         rows[states] = r.engine.stats.target_rows
     assert rows[64] == len(PROMPTS[3]) + LENGTHS[3] - 1 + r.engine.stats.draft_tokens - r.engine.stats.accepted_tokens
-    assert rows[3] > rows[64]
+    # A pass always saves the state that no rejection can reach, so only accepted drafts ever run twice.
+    assert rows[64] <= rows[3] <= rows[64] + r.engine.stats.accepted_tokens
 
 
 @pytest.mark.parametrize("kind", TARGETS)
