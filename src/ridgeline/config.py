@@ -17,6 +17,7 @@ class EngineConfig:
     """What `LLM(model, **config)` and the command line accept. Sizes are in tokens unless the name says bytes."""
 
     tokenizer: str | None = None             # folder or file; None = the model's own
+    skip_tokenizer_init: bool = False        # run without a tokenizer: token ids in, token ids out
     revision: str | None = None              # of a hub id
     load_format: str = "auto"                # auto | safetensors | gguf | dummy
     dtype: str = "auto"                      # of weights and activations; auto = the checkpoint's, bfloat16 for GGUF
@@ -53,12 +54,15 @@ class EngineConfig:
             self._kind(name, str, "a string")
         for name in ("tokenizer", "revision", "chat_template"):
             self._kind(name, (str, NoneType), "a string or None")
-        self._kind("enable_prefix_caching", bool, "True or False")
+        for name in ("enable_prefix_caching", "skip_tokenizer_init"):
+            self._kind(name, bool, "True or False")
         self._kind("progress", (bool, NoneType), "True, False or None")
         for name in ("speculative_config", "diffusion_config"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, {})
             self._kind(name, Mapping, "a mapping of options")
+        if self.skip_tokenizer_init and self.tokenizer is not None:
+            raise ConfigError(f"tokenizer is {self.tokenizer!r} and skip_tokenizer_init is True; give one of them")
         if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(f"num_pages is {self.num_pages} and kv_cache_memory_bytes {self.kv_cache_memory_bytes}; give "
                               "one of them")

@@ -126,6 +126,8 @@ def find_tokenizer(loaded: LoadedModel, config: EngineConfig) -> Tokenizer | Non
 
     raises ModelNotFound where config.tokenizer names none, CorruptFile or UnsupportedModel for one that cannot be read.
     """
+    if config.skip_tokenizer_init:
+        return None
     if config.tokenizer is not None:
         return load_tokenizer(Path(config.tokenizer).expanduser())
     checkpoint = loaded.checkpoint

@@ -135,6 +135,7 @@ def test_wrong_diffusion(tmp_path: Path, config: dict[str, Any], words: str) -> 
     ({"max_logprobs": -1}, "max_logprobs is -1"), ({"device": 0}, "a string"),
     ({"speculative_config": "ngram"}, "a mapping"), ({"enable_prefix_caching": 1}, "True or False"),
     ({"tokenizer": 5}, "a string or None"), ({"progress": "yes"}, "True, False or None"),
+    ({"tokenizer": "x", "skip_tokenizer_init": True}, "give one of them"),
     ({"num_pages": 5, "kv_cache_memory_bytes": 1 << 20}, "give one of them"), ({"num_states": 5}, "without num_pages"),
     ({"scheduling_policy": "lifo"}, "valid: fcfs, priority, static"), ({"load_format": "pickle"}, "valid: auto"),
     ({"device": "warp"}, "device 'warp' cannot be used"), ({"device": "meta"}, "holds no data"),
@@ -186,6 +187,15 @@ def test_dummy_weights_need_a_config_only(folder: Path, tmp_path: Path) -> None:
 
 def test_the_file_of_a_folder_finds_the_tokenizer_beside_it(folder: Path, llm: LLM) -> None:
     assert text(LLM(folder / "model.safetensors")) == text(llm)
+
+
+def test_a_tokenizer_that_is_not_wanted_is_not_read(folder: Path, tmp_path: Path, llm: LLM) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").write_text("damaged")
+    bare = LLM(tmp_path, skip_tokenizer_init=True)
+    assert bare.tokenizer is None
+    ids = [5, 6, 7]
+    assert bare.generate(ids, GREEDY)[0].outputs[0].token_ids == llm.generate(ids, GREEDY)[0].outputs[0].token_ids
 
 
 def test_wrong_files(folder: Path, tmp_path: Path) -> None:

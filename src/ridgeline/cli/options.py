@@ -29,6 +29,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_shape_arguments(parser)
     add = parser.add_argument_group("engine").add_argument
     add("--tokenizer", metavar="PATH", help="folder or file of another tokenizer")
+    add("--skip-tokenizer-init", action="store_true", default=None, help="no tokenizer: token ids in, token ids out")
     add("--chat-template", metavar="FILE", help="a chat template that replaces the model's")
     add("--device", metavar="NAME", help="a torch device such as cuda (default cpu)")
     add("--threads", type=int, metavar="N", help="compute threads (default: the cores this process may use)")
@@ -48,9 +49,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help='options of block diffusion, e.g. \'{"block": 4, "threshold": 0.9}\'')
 
 
-ENGINE_FLAGS = ("tokenizer", "revision", "load_format", "dtype", "kv_cache_dtype", "device", "max_model_len", "block_size",
-                "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens", "max_logprobs", "scheduling_policy",
-                "enable_prefix_caching", "speculative_config", "diffusion_config", "threads")
+ENGINE_FLAGS = ("revision", "load_format", "dtype", "kv_cache_dtype", "max_model_len", "tokenizer", "skip_tokenizer_init",
+                "device", "threads", "block_size", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens",
+                "max_logprobs", "scheduling_policy", "enable_prefix_caching", "speculative_config", "diffusion_config")
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
