@@ -9,7 +9,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]      # two minutes on two free cores, far more on busy ones
 
 TOKENS = 40
 WINDOW = 512
