@@ -19,10 +19,10 @@ demo: $(READY)  ## a continuation by a real model, with its latency
 	$(BIN)/ridgeline generate gemma3-270m --prompt "The lighthouse keeper opened the door and" --max-tokens 48 --temperature 0 --stream
 
 test: $(READY)  ## the default suite, in under five minutes on two cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-slow: $(READY)  ## the tests that need minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check .

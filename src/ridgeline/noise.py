@@ -44,3 +44,8 @@ def uniform(seed: int, position: int, purpose: int, salt: int = 0) -> float:
     `salt` tells apart draws that agree in all else (the n choices of one request, siblings in a draft tree).
     """
     return (bits(seed, position, purpose, salt) >> 11) * 2.0**-53
+
+
+def again(u: float) -> float:
+    """A second number in [0, 1), a function of the first (53 bits) alone that has nothing else in common with it."""
+    return uniform(int(u * 2.0**53), 0, 0)

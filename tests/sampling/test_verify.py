@@ -139,7 +139,8 @@ def test_the_same_noise_for_draft_and_acceptance_is_biased() -> None:
     p, q = Markov(1), Markov(11).table
 
     def shared(table: torch.Tensor, last: Sequence[int], seeds: Sequence[int], position: int) -> list[int]:
-        return draw(table, last, seeds, position, Purpose.ACCEPT)
+        coins = torch.tensor([uniform(seed, position, Purpose.ACCEPT) for seed in seeds])
+        return (table[list(last)].cumsum(-1) <= coins[:, None]).sum(-1).clamp(max=table.shape[1] - 1).tolist()
 
     assert p_value(speculate(p, q, 1, 2, draft=shared), p.sequence_probability) < LIMIT
 

@@ -11,7 +11,7 @@ from engine_kit import MASK, VOCAB, Answer, Rig, logits, model, prompt, same
 from ridgeline.decoding.autoregressive import Autoregressive
 from ridgeline.decoding.block_diffusion import BlockDiffusion
 from ridgeline.errors import ConfigError, InvalidParams
-from ridgeline.noise import Purpose, uniform
+from ridgeline.noise import Purpose, again, uniform
 from ridgeline.types import FinishReason
 
 BLOCK = 4
@@ -46,7 +46,7 @@ def reference(tokens: list[int], count: int, *, reveal: str, threshold: float = 
             for i in sorted(hidden):
                 p = (rows[i] / temperature if temperature else rows[i]).softmax(-1).double()
                 if temperature:
-                    target = uniform(seed, i, Purpose.SAMPLE, turn) * float(p.sum())
+                    target = again(uniform(seed, i, Purpose.SAMPLE, turn)) * float(p.sum())    # one block of 512: the second number
                     token = next(t for t in range(VOCAB) if float(p[:t + 1].sum()) > target)
                 else:
                     token = int(rows[i].argmax())
