@@ -46,7 +46,8 @@ def reference(tokens: list[int], count: int, *, reveal: str, threshold: float = 
             for i in sorted(hidden):
                 p = (rows[i] / temperature if temperature else rows[i]).softmax(-1).double()
                 if temperature:
-                    target = again(uniform(seed, i, Purpose.SAMPLE, turn)) * float(p.sum())    # one block of 512: the second number
+                    # A vocabulary of one block of 512: the draw's second number decides.
+                    target = again(uniform(seed, i, Purpose.SAMPLE, turn)) * float(p.sum())
                     token = next(t for t in range(VOCAB) if float(p[:t + 1].sum()) > target)
                 else:
                     token = int(rows[i].argmax())
