@@ -9,6 +9,9 @@ from typing import Any
 
 from ridgeline.errors import ConfigError
 
+BACKENDS = ("auto", "native", "torch")
+ACTIVATION_DTYPES = ("auto", "int8", "bfloat16", "float32")
+QUANTIZATIONS = (None, "int8")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 
@@ -23,6 +26,10 @@ class EngineConfig:
     dtype: str = "auto"                      # of weights and activations; auto = the checkpoint's, bfloat16 for GGUF
     kv_cache_dtype: str = "auto"             # auto = dtype
     device: str = "cpu"                      # any device torch knows
+    backend: str = "auto"                    # auto | native | torch; auto = native on a CPU
+    strict_native: bool = False              # a layer that the native backend declines is an error
+    activation_dtype: str = "auto"           # native: int8 | bfloat16 | float32; auto = int8, exact at float32
+    quantization: str | None = None          # int8: quantise float weights at load (native backend)
     max_model_len: int | None = None         # longest prompt + output; None = the model's, as far as the cache holds it
     block_size: int = 16                     # positions in a cache page
     kv_cache_memory_bytes: int | None = None   # for pages and recurrent states of all models; None = from free memory
@@ -50,11 +57,14 @@ class EngineConfig:
             self._integer(name, least=1, optional=optional)
         self._integer("max_logprobs", least=0)
         self._integer("seed")
+        for name, valid in (("backend", BACKENDS), ("activation_dtype", ACTIVATION_DTYPES), ("quantization", QUANTIZATIONS)):
+            if getattr(self, name) not in valid:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; valid: {', '.join(map(str, valid))}")
         for name in ("load_format", "device", "scheduling_policy"):
             self._kind(name, str, "a string")
         for name in ("tokenizer", "revision", "chat_template"):
             self._kind(name, (str, NoneType), "a string or None")
-        for name in ("enable_prefix_caching", "skip_tokenizer_init"):
+        for name in ("enable_prefix_caching", "skip_tokenizer_init", "strict_native"):
             self._kind(name, bool, "True or False")
         self._kind("progress", (bool, NoneType), "True, False or None")
         for name in ("speculative_config", "diffusion_config"):
@@ -63,6 +73,10 @@ class EngineConfig:
             self._kind(name, Mapping, "a mapping of options")
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ConfigError(f"tokenizer is {self.tokenizer!r} and skip_tokenizer_init is True; give one of them")
+        if self.backend == "torch" and (self.quantization is not None or self.strict_native or self.activation_dtype != "auto"):
+            raise ConfigError("backend is 'torch'; quantization, strict_native and activation_dtype need the native one")
+        if self.backend == "native" and self.device != "cpu":
+            raise ConfigError(f"device is {self.device!r}; the native backend runs on 'cpu'")
         if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(f"num_pages is {self.num_pages} and kv_cache_memory_bytes {self.kv_cache_memory_bytes}; give "
                               "one of them")

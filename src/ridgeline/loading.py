@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,6 +26,9 @@ from ridgeline.types import TARGET
 from ridgeline.weights.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.weights.config_fields import check_fields
 from ridgeline.weights.load import load_weights
+
+if TYPE_CHECKING:
+    from ridgeline.native.lower import Report
 
 Progress = Callable[[str, int, int], None]       # (model name, bytes done, bytes in all)
 
@@ -95,10 +100,37 @@ def describe(name: str, config: EngineConfig) -> LoadedModel:
     return build(open_model(name, config), config, config.max_model_len)
 
 
-def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = None) -> None:
-    """Read the weights. raises CorruptFile or ModelError, naming the tensor."""
-    load_weights(found.model, found.checkpoint, dtype=found.dtype, device=config.device,
-                 progress=None if progress is None else lambda done, total: progress(found.name, done, total))
+def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = None) -> Report | None:
+    """Read the weights; returns what became of the layers where the native backend runs them.
+
+    raises CorruptFile or ModelError, naming the tensor.
+    """
+    tell = None if progress is None else lambda done, total: progress(found.name, done, total)
+    report, dtype = None, found.dtype
+    if uses_native(config):
+        from ridgeline.native.lower import lower
+
+        precision = config.activation_dtype
+        if precision == "auto":
+            precision = "float32" if config.dtype in ("float32", "float64") else "int8"
+        report = lower(found.model, found.checkpoint, precision=precision, quantization=config.quantization,
+                       threads=config.threads or 0, strict=config.strict_native, progress=tell)
+        dtype, tell = torch.float32, None      # native layers work on fp32 rows; what is left to torch goes along
+        torch.set_num_threads(1)               # torch's pool spins after each op, on the cores that the kernels need
+    load_weights(found.model, found.checkpoint, dtype=dtype, device=config.device, progress=tell,
+                 taken=() if report is None else report.tensors)
+    return report
+
+
+def uses_native(config: EngineConfig) -> bool:
+    """Whether layers are to be lowered. raises ConfigError where the native backend is asked for and was not built."""
+    if config.backend == "torch" or config.device != "cpu" or config.dtype == "float64":
+        return False
+    if importlib.util.find_spec("ridgeline.native._native") is not None:
+        return True
+    if config.backend == "native" or config.quantization or config.strict_native:
+        raise ConfigError("the native backend was not built for this machine; reinstall the package with a C++ compiler")
+    return False
 
 
 def load_engine(name: str, config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, LoadedModel]:

@@ -139,8 +139,11 @@ class Runner:
         wanted = _collect(slices)
         index = [offset + row for (offset, _), w in zip(_spans(slices), wanted) for row in w.rows]
         taps = tuple(sorted({layer for s in slices for w in s.run.want if isinstance(w, Hidden) for layer in w.layers}))
-        width, weight = self.model.feed_width, self.model.lm_head.weight
-        feed = None if width is None else torch.cat([s.feed(width, weight) for s in slices])     # (T, width)
+        width = self.model.feed_width
+        feed = None
+        if width is not None:
+            like = next(self.model.parameters(), torch.empty(0))
+            feed = torch.cat([s.feed(width, like) for s in slices])                              # (T, width)
         batch = build_batch(slices, self.view.page_size, self.device, wanted=index, taps=taps, feed=feed)
         out = self.model(batch, self.view)
         results = [SliceResult(Result() if s.last else None) for s in slices]

@@ -18,6 +18,10 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model").add_argument
     add("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     add("--load-format", metavar="FORMAT", help="auto, safetensors, gguf or dummy (random weights from a config.json)")
+    add("--backend", metavar="NAME", help="auto, native (C++ kernels on a CPU) or torch")
+    add("--strict-native", action="store_true", default=None, help="fail if a layer has no native kernel")
+    add("--activation-dtype", metavar="DTYPE", help="int8, bfloat16 or float32 in native matrix products")
+    add("--quantization", metavar="TYPE", help="int8: quantise float weights at load")
     add("--dtype", metavar="DTYPE", help="of weights and activations: auto (the model's; bfloat16 for GGUF), bfloat16, "
         "float16, float32 or float64")
     add("--kv-cache-dtype", metavar="DTYPE", help="auto (as --dtype) or one of the same types")
@@ -49,7 +53,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help='options of block diffusion, e.g. \'{"block": 4, "threshold": 0.9}\'')
 
 
-ENGINE_FLAGS = ("revision", "load_format", "dtype", "kv_cache_dtype", "max_model_len", "tokenizer", "skip_tokenizer_init",
+ENGINE_FLAGS = ("backend", "strict_native", "activation_dtype", "quantization", "revision", "load_format", "dtype",
+                "kv_cache_dtype", "max_model_len", "tokenizer", "skip_tokenizer_init",
                 "device", "threads", "block_size", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens",
                 "max_logprobs", "scheduling_policy", "enable_prefix_caching", "speculative_config", "diffusion_config")
 

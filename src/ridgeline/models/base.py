@@ -133,10 +133,10 @@ class Backbone(nn.Module):
         taps = {}
         for index, layer in enumerate(self.layers):
             if index in batch.taps:
-                taps[index] = x
+                taps[index] = x.clone()          # native layers change x in place
             x = layer(x, batch, state)
         if len(self.layers) in batch.taps:
-            taps[len(self.layers)] = x
+            taps[len(self.layers)] = x.clone()
         return ModelOutput(self.norm(x if batch.wanted is None else x[batch.wanted]), taps)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -46,13 +46,15 @@ def load_weights(
     dtype: torch.dtype,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    taken: Collection[str] = (),
 ) -> None:
     """Replace the parameters and persistent buffers of `model` (on the meta device) by the checkpoint's tensors.
 
     Where a parameter comes from is `model.sources()[name]` if the model has that method and lists the name, else
     the tensor of the same name. A parameter shared by several modules is read once and stays shared. A parameter
     with the attribute `keep_fp32 = True` stays float32; integer buffers keep their type. Buffers that are not
-    persistent are the model's own business. `progress(done, total)` counts bytes of the file.
+    persistent are the model's own business. `progress(done, total)` counts bytes of the file. `taken` names tensors that
+    somebody else has read from the checkpoint already, so that they do not count as left over.
 
     Raises ModelError (missing tensors) and CorruptFile (wrong shape). Tensors left over are logged as a warning
     unless known to be harmless.
@@ -76,7 +78,7 @@ def load_weights(
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise ModelError(f"{checkpoint.path}: {len(missing)} tensors are missing: {shown}")
-    _warn_of_leftovers(checkpoint, held - {sources.get(n, From(n)).name for slot in slots for n in slot.names})
+    _warn_of_leftovers(checkpoint, held - set(taken) - {sources.get(n, From(n)).name for slot in slots for n in slot.names})
 
     costs = [_cost(checkpoint, source) for _, source in plan]
     done = 0

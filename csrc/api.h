@@ -1,0 +1,83 @@
+// Plain data and the table of kernels that one instruction set provides. No torch, no Python.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ridgeline {
+
+// How a weight matrix is stored. Quantised kinds hold 16 output rows side by side ("tile"), 32 columns a block.
+enum class Kind : int32_t {
+  q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs,  // integer dot products
+  f16, bf16, f32,                                                              // floating point
+  count
+};
+
+constexpr int kTile = 16;    // output rows of a tile: one 512-bit vector of fp32
+constexpr int kBlock = 32;   // columns that share an activation scale
+constexpr int kGroup = 4;    // columns of one vpdpbusd lane
+
+// What a kind's two regions take for one tile: `quants` bytes a block of 32 columns, and `scales` bytes a superblock of
+// `super` blocks. Both regions are contiguous over the blocks of a tile, tile after tile.
+struct Layout {
+  int32_t quants, scales, super;
+};
+
+constexpr Layout layout(Kind kind) {
+  switch (kind) {
+    case Kind::q4_0: return {256, 32, 1};
+    case Kind::q4_1: return {256, 64, 1};
+    case Kind::q5_0: return {320, 32, 1};
+    case Kind::q5_1: return {320, 64, 1};
+    case Kind::q8_0: return {512, 32, 1};
+    case Kind::q2_k: return {128, 64 + 8 * 32, 8};
+    case Kind::q3_k: return {192, 32 + 8 * 32, 8};
+    case Kind::q4_k: return {256, 64 + 8 * 32, 8};
+    case Kind::q5_k: return {320, 64 + 8 * 32, 8};
+    case Kind::q6_k: return {384, 32 + 8 * 32, 8};
+    case Kind::iq4_nl: return {256, 32, 1};
+    case Kind::iq4_xs: return {256, 32 + 8 * 16, 8};
+    case Kind::f16: return {32 * 16 * 2, 0, 1};
+    case Kind::bf16: return {32 * 16 * 2, 0, 1};
+    default: return {32 * 16 * 4, 0, 1};
+  }
+}
+
+// A packed matrix (rows x cols); rows are padded to whole tiles and cols to whole blocks, both with zeros.
+struct Weights {
+  Kind kind;
+  int64_t rows, cols;
+  const uint8_t* quants;   // 64-byte aligned
+  const uint8_t* scales;
+  int64_t tiles() const { return (rows + kTile - 1) / kTile; }
+  int64_t blocks() const { return (cols + kBlock - 1) / kBlock; }
+  int64_t supers() const { return (blocks() + layout(kind).super - 1) / layout(kind).super; }
+};
+
+// Activations of `rows` tokens, quantised per 32 columns: x ~ scale * q. sums are of q over 16 columns each.
+struct Acts {
+  const int8_t* q;         // rows x stride
+  const float* scale;      // rows x stride / 32
+  const int32_t* sum;      // rows x stride / 16
+  int64_t rows, stride;    // stride: columns padded to 32
+};
+
+struct Kernels {
+  const char* name;
+  // x (cols) -> q, scale per 32, sum per 16; columns up to the next multiple of 32 become zero.
+  void (*quantise)(const float* x, int64_t cols, int8_t* q, float* scale, int32_t* sum);
+  // out[r, t * 16 ..] = acts[r] . W[rows of tile t] for tiles first <= t < last; out has `ld` floats a row.
+  void (*gemm)(const Weights& w, const Acts& x, int64_t first, int64_t last, float* out, int64_t ld);
+  // The same from fp32 activations (row r at x + r * stride, w.cols values), every kind: fp32 arithmetic on exactly the
+  // dequantised weights.
+  void (*gemm_float)(const Weights& w, const float* x, int64_t rows, int64_t stride, int64_t first, int64_t last,
+                     float* out, int64_t ld);
+  // The same from bf16 activations and kind bf16 alone: exact products, fp32 sums.
+  void (*gemm_bf16)(const Weights& w, const uint16_t* x, int64_t rows, int64_t stride, int64_t first, int64_t last,
+                    float* out, int64_t ld);
+};
+
+const Kernels* scalar_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace ridgeline

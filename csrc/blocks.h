@@ -1,0 +1,110 @@
+// What a decoder layer does, in two calls: an attention block and an MLP block, residual connections and norms included.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "dispatch.h"
+#include "memory.h"
+#include "parallel.h"
+
+namespace ridgeline {
+
+// A packed matrix and its memory.
+struct Matrix {
+  Kind kind;
+  int64_t rows, cols;
+  Buffer quants, scales;
+  Weights view() const { return {kind, rows, cols, quants.data(), scales.data()}; }
+  size_t bytes() const { return quants.size() + scales.size(); }
+};
+
+enum class Precision : int32_t { i8, bf16, f32 };   // of the activations that enter a matrix product
+
+struct Linear {
+  std::shared_ptr<Matrix> matrix;
+  std::vector<float> bias;      // empty = none
+  Precision precision;
+};
+
+struct Norm {
+  enum Form : int32_t { none, rms, layer } form = none;
+  std::vector<float> weight, bias;      // weight as it multiplies, 1 + w where a checkpoint keeps w
+  float eps = 0;
+};
+
+// Rows of a forward pass, as the layers need them. All pointers stay valid during a call.
+struct BatchView {
+  int64_t tokens, rows;
+  const int64_t* offsets;       // rows + 1
+  const int64_t* starts;        // cache position of each row's first token
+  const int64_t* positions;     // tokens; RoPE positions
+  const int64_t* lo;
+  const int64_t* hi;
+  const int64_t* slots;         // tokens; page * page_size + offset
+  const int64_t* page_table;    // rows x pages
+  int64_t pages, page_size;
+  const uint64_t* const* ancestors;   // rows; null for a chain
+};
+
+struct KvView {
+  KvType type;
+  void* k;                      // (pages, heads, page_size, d)
+  void* v;
+  int64_t heads, d, dv;
+};
+
+struct MlpBlock {
+  Norm before, after;
+  Linear gate, up, down;        // gate.matrix null: down(act(up(x)))
+  Act act;
+};
+
+struct AttentionBlock {
+  Norm before, after, q_norm, k_norm;
+  bool norm_heads = false;      // q and k norms over each head rather than over the whole projection
+  Linear q, k, v, o;
+  int64_t heads, kv_heads, d;
+  float scale, softcap;
+  int64_t window;               // 0 = none
+  int64_t half;                 // rotated pairs of a head; 0 = no rotation
+};
+
+// The threads, the instruction set and the work space of one model.
+class Engine {
+ public:
+  Engine(const Isa& isa, int threads) : isa(isa), team(threads) {}
+
+  // x (tokens x hidden, fp32) += block(x).
+  void run(const MlpBlock& block, float* x, int64_t tokens);
+  // cos, sin: tokens x half.
+  void run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const float* cos,
+           const float* sin);
+  // out (rows x matrix rows, leading dimension ld) = x . W
+  void run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld);
+  void run(const Norm& norm, const float* x, int64_t rows, int64_t n, float* out);
+
+  const Isa isa;
+  Team team;
+
+ private:
+  struct Input {                // activations in the forms that the products need
+    float* x = nullptr;
+    int8_t* q = nullptr;
+    float* scale = nullptr;
+    int32_t* sum = nullptr;
+    uint16_t* half = nullptr;
+    int64_t rows = 0, cols = 0, stride = 0;
+  };
+  Input input(int slot, int64_t rows, int64_t cols);
+  void prepare(const Input& in, Precision precision, int64_t row, int64_t first_block, int64_t last_block) const;
+  void multiply(const Linear& linear, const Input& in, int64_t first, int64_t last, float* out, int64_t ld) const;
+  void normalise(const Norm& norm, const float* x, int64_t n, float* out) const;
+  void finish(const Norm& after, const float* y, int64_t n, float* x) const;
+  void attend(const AttentionBlock& block, const BatchView& batch, const KvView& kv, float* qkv, int64_t ld, float* out,
+              int thread);
+
+  Buffer inputs_[2], wide_[3], scratch_, parts_;
+};
+
+}  // namespace ridgeline

@@ -1,0 +1,454 @@
+// Online-softmax attention for a tile of query rows over a vector type S.
+//
+// Keys lie across the lanes. A score is the sum of two chains of multiply-adds, over the even and over the odd
+// dimensions, whatever the number of rows beside it: with few rows the chains run side by side while the keys are
+// transposed in registers; with many, a step's 64 keys are transposed once a tile into fp32 scratch and the chains run
+// one after the other. Values are added key by key. So a row's result is the same bit for bit alone (decode), in a
+// chunk (prefill) and in any tile; fully masked steps change nothing.
+#pragma once
+#include <immintrin.h>
+
+#include "attention_mask.h"
+#include "attention_merge.h"
+
+namespace ridgeline {
+namespace {
+
+constexpr int kRows = 6;   // query rows of a register tile
+
+// Dot: bf16 or int8 keys and values multiplied as bf16 pairs with bf16 queries and weights. Two dimensions make one
+// "column" of q and keys, and the accumulators of 32 (int8: 64) dimensions are shuffled until the end of a chunk.
+template <class S, class T, bool Dot>
+struct Tile {
+  using F = typename S::F;
+  static constexpr int kL = S::kLanes, kVectors = static_cast<int>(kStep) / kL;
+  static constexpr float kNone = -__builtin_inff();
+
+  const AttentionTask& task;
+  Visibility visible;
+  int64_t first, rows, dvp;        // rows [first, first + rows) of the run's tokens x group
+  int64_t groups;                  // register tiles, as even as possible
+  float *q, *keys, *scores, *acc, *total, *m, *l, *mt, *lt, *correction;
+  struct Pointers { const T* k[kStep]; const T* v[kStep]; };
+  Pointers buffer[2];
+  const Pointers *now, *next;
+  int64_t columns;                 // of q and keys: dimensions, or pairs of them
+  int64_t half;                    // even columns: they come first
+  float k_scale[kStep], v_scale[kStep];
+  uint64_t seen[kRowTile];         // visible keys of each row in this step
+
+  Tile(const AttentionTask& t, float* scratch) : task(t), visible(t), dvp(padded16(t.dv)), now(buffer), next(buffer),
+                                             columns(Dot ? t.d / 2 : t.d), half((columns + 1) / 2) {
+    q = scratch;
+    keys = q + kRowTile * padded16(t.d);
+    scores = keys + kStep * padded16(t.d);
+    acc = scores + 8 * kStep;
+    total = acc + kRowTile * dvp;
+    m = total + kRowTile * dvp;
+    l = m + kRowTile, mt = l + kRowTile, lt = mt + kRowTile, correction = lt + kRowTile;
+  }
+
+  int64_t token(int64_t row) const { return (first + row) / task.group; }
+  int64_t head(int64_t row) const { return (first + row) % task.group; }
+  int64_t begin_of(int64_t g) const { return rows * g / groups; }
+
+  int64_t slot(int64_t i) const { return (i & 1) * half + i / 2; }
+
+  void open(int64_t first_row, int64_t count) {   // queries, times scale, dimension-major in each register tile
+    first = first_row, rows = count;
+    groups = (rows + kRows - 1) / kRows;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t a = begin_of(g), n = begin_of(g + 1) - a;
+      for (int64_t r = 0; r < n; ++r) {
+        const float* from = task.q + token(a + r) * task.q_token + head(a + r) * task.q_head;
+        float* to = q + a * columns + r;
+        if constexpr (Dot) {
+          const F scale = S::set1(task.scale);
+          float pairs[kL];
+          for (int64_t i = 0; i < task.d; i += 2 * kL) {
+            S::store(pairs, S::pack(S::mul(S::load(from + i), scale), S::mul(S::load(from + i + kL), scale)));
+            for (int64_t j = 0; j < kL; ++j) to[slot(i / 2 + j) * n] = pairs[j];
+          }
+        } else {
+          for (int64_t i = 0; i < task.d; ++i) to[slot(i) * n] = from[i] * task.scale;
+        }
+      }
+    }
+  }
+  void key_range(int64_t* begin, int64_t* end) const {
+    *begin = task.context, *end = 0;
+    for (int64_t t = token(0); t <= token(rows - 1); ++t) {
+      *begin = smaller(*begin, visible.begin(t));
+      *end = larger(*end, visible.end(t));
+    }
+  }
+
+  // f(i, page, row) for keys base + i, i = 0 .. 63; those from `end` on repeat the last key: their weight is 0. One
+  // division a step instead of one a key: decode is a tenth faster.
+  template <class Body> void each_key(int64_t base, int64_t end, Body body) const {
+    int64_t at = base / task.page_size, row = base % task.page_size, page = task.pages[at];
+    const int64_t count = smaller(kStep, end - base);
+    for (int64_t i = 0; i < count; ++i) {
+      body(i, page, row);
+      if (++row == task.page_size && i + 1 < count) row = 0, page = task.pages[++at];
+    }
+    if (count < kStep) {
+      const int64_t last = end - 1 - at * task.page_size;
+      for (int64_t i = count; i < kStep; ++i) body(i, page, last);
+    }
+  }
+  void locate(int64_t base, int64_t end, Pointers& p) const {
+    each_key(base, end, [&](int64_t i, int64_t page, int64_t row) {
+      p.k[i] = static_cast<const T*>(task.k) + page * task.k_page + row * task.d;
+      p.v[i] = static_cast<const T*>(task.v) + page * task.v_page + row * task.dv;
+    });
+  }
+  void locate_scales(int64_t base, int64_t end) {
+    each_key(base, end, [&](int64_t i, int64_t page, int64_t row) {
+      k_scale[i] = task.k_scale[page * task.scale_page + row];
+      v_scale[i] = task.v_scale[page * task.scale_page + row];
+    });
+  }
+
+  // Transposes keys c .. c + kL - 1 of the step and calls f(h, even, odd, has_odd) for columns 2 h and 2 h + 1, with h
+  // a running base plus a constant, so that addresses made of it cost nothing. Ahead: the same lines of the next step
+  // go to L2, since the hardware's prefetcher stops at pages (to L1 they would evict the scratch: 7 instead of 12
+  // GB/s).
+  template <bool Ahead, class Body> void each_pair(int c, Body body) const {
+    const T* const* k = now->k + c;
+    const T* const* ahead = next->k + c;
+    int64_t i = 0;
+    F r[kL];
+    if constexpr (__is_same(T, Bf16)) {   // pairs of dimensions: half the shuffles
+      for (; i + 2 * kL <= task.d; i += 2 * kL) {
+#pragma GCC unroll 16
+        for (int j = 0; j < kL; ++j) {
+          r[j] = S::raw(k[j] + i);
+          if (Ahead) _mm_prefetch(reinterpret_cast<const char*>(ahead[j] + i), _MM_HINT_T1);
+        }
+        S::transpose(r);
+        if constexpr (Dot) {
+#pragma GCC unroll 16
+          for (int j = 0; j < kL; j += 2) body((i >> 2) + j / 2, r[j], r[j + 1], true);
+        } else {
+#pragma GCC unroll 16
+          for (int j = 0; j < kL; ++j) body((i >> 1) + j, S::lower_bf16(r[j]), S::upper_bf16(r[j]), true);
+        }
+      }
+      if constexpr (Dot) return;
+    }
+    if constexpr (Dot && __is_same(T, int8_t)) {   // four dimensions a lane
+      for (; i < task.d; i += 4 * kL) {
+#pragma GCC unroll 16
+        for (int j = 0; j < kL; ++j) {
+          r[j] = S::raw(k[j] + i);
+          if (Ahead) _mm_prefetch(reinterpret_cast<const char*>(ahead[j] + i), _MM_HINT_T1);
+        }
+        S::transpose(r);
+#pragma GCC unroll 16
+        for (int j = 0; j < kL; ++j) body((i >> 2) + j, S::to_pairs(r[j], 0), S::to_pairs(r[j], 1), true);
+      }
+      return;
+    }
+    for (; i + kL <= task.d; i += kL) {
+#pragma GCC unroll 16
+      for (int j = 0; j < kL; ++j) {
+        r[j] = S::load(k[j] + i);
+        if (Ahead) _mm_prefetch(reinterpret_cast<const char*>(ahead[j] + i), _MM_HINT_T1);
+      }
+      S::transpose(r);
+#pragma GCC unroll 16
+      for (int j = 0; j < kL; j += 2) body((i >> 1) + j / 2, r[j], r[j + 1], true);
+    }
+    if (i < task.d) {
+      const int n = static_cast<int>(task.d - i);
+      for (int j = 0; j < kL; ++j) r[j] = S::load_part(k[j] + i, n);
+      S::transpose(r);
+      for (int j = 0; j < n; j += 2) body((i >> 1) + j / 2, r[j], r[j + 1], j + 1 < n);
+    }
+  }
+
+  template <bool Ahead> void transpose_keys(int c) {   // keys[slot(i) * 64 + c ..] = column i
+    each_pair<Ahead>(c, [&](int64_t h, F even, F odd, bool has_odd) {
+      S::store(keys + h * kStep + c, even);
+      if (has_odd) S::store(keys + (half + h) * kStep + c, odd);
+    });
+  }
+
+  static F product(F x, F y, F sum) {
+    if constexpr (Dot) return S::dot(sum, x, y);
+    else return S::fma(x, y, sum);
+  }
+
+  // R rows, kL keys from column c
+  template <int R, bool Ahead> void dots_in_registers(const float* rows_of_q, int c) {
+    F s[R], t[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) s[r] = S::zero(), t[r] = S::zero();
+    const float *a = rows_of_q, *b = rows_of_q + half * R;
+    each_pair<Ahead>(c, [&](int64_t h, F even, F odd, bool has_odd) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) s[r] = product(S::set1(a[h * R + r]), even, s[r]);
+      if (!has_odd) return;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) t[r] = product(S::set1(b[h * R + r]), odd, t[r]);
+    });
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) S::store(scores + r * kStep + c, S::add(s[r], t[r]));
+  }
+
+  template <int R, int V> static void chain(F (&s)[R][V], const float* rows_of_q, const float* k, int64_t count) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) s[r][v] = S::zero();
+    for (int64_t i = 0; i < count; ++i, k += kStep, rows_of_q += R) {
+      F x[V];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) x[v] = S::load(k + v * kL);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F y = S::set1(rows_of_q[r]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) s[r][v] = product(y, x[v], s[r][v]);
+      }
+    }
+  }
+  // scores of R rows, V vectors of keys from column c
+  template <int R, int V> void dots(const float* rows_of_q, int c) {
+    F s[R][V];
+    chain<R, V>(s, rows_of_q, keys + c, half);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) S::store(scores + r * kStep + c + v * kL, s[r][v]);
+    chain<R, V>(s, rows_of_q + half * R, keys + half * kStep + c, columns - half);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        float* to = scores + r * kStep + c + v * kL;
+        S::store(to, S::add(S::load(to), s[r][v]));
+      }
+  }
+
+  // Scores to weights exp(s - m); m, l and the correction of what was summed before.
+  void weigh(int64_t row, float* s) {
+    F x[kVectors];
+    F top = S::set1(kNone);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = S::load(s + v * kL);
+      if constexpr (__is_same(T, int8_t)) x[v] = S::mul(x[v], S::load(k_scale + v * kL));
+    }
+    if (task.softcap > 0) {
+      const F cap = S::set1(task.softcap);
+      for (int v = 0; v < kVectors; ++v) x[v] = S::mul(cap, tanh_of<S>(S::div(x[v], cap)));
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = S::where(seen[row], v, x[v], S::set1(kNone));
+      top = S::max(x[v], top);
+    }
+    const float old = m[row], best = S::top(top);
+    const float peak = best > old ? best : old;
+    const F shift = S::set1(peak == kNone ? 0.0f : peak);
+    F sum = S::zero();
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = exp_of<S>(S::sub(x[v], shift));
+      if constexpr (!Dot || __is_same(T, int8_t)) sum = S::add(sum, x[v]);
+      if constexpr (__is_same(T, int8_t)) x[v] = S::mul(x[v], S::load(v_scale + v * kL));
+      if constexpr (!Dot) S::store(s + v * kL, x[v]);
+    }
+    if constexpr (Dot) {   // bf16: what is summed is what is multiplied, so that the weights still add up to 1
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; v += 2) {
+        const F pairs = S::pack(x[v], x[v + 1]);
+        if constexpr (__is_same(T, Bf16)) sum = S::add(sum, S::add(S::lower_bf16(pairs), S::upper_bf16(pairs)));
+        S::store(s + v / 2 * kL, pairs);
+      }
+    }
+    const float c = peak == old ? 1.0f : S::lane0(exp_of<S>(S::sub(S::set1(old), shift)));
+    m[row] = peak;
+    l[row] = l[row] * c + S::sum(sum);
+    correction[row] = c;
+  }
+
+  // acc[R rows][V vectors from dimension i] = acc * correction + sum over keys [a, b) of weight * value. Part: the last
+  // vector has `count` dimensions.
+  template <int R, int V, bool Part, bool Ahead>
+  void values(int64_t row, int64_t i, int a, int b, int count) {
+    F s[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v)
+        s[r][v] = S::mul(S::load(acc + (row + r) * dvp + i + v * kL), S::set1(correction[row + r]));
+    for (int j = a; j < b; ++j) {
+      const T* p = now->v[j] + i;
+      if (Ahead) {
+#pragma GCC unroll 4
+        for (int line = 0; line < V * kL * static_cast<int>(sizeof(T)); line += 64)
+          _mm_prefetch(reinterpret_cast<const char*>(next->v[j] + i) + line, _MM_HINT_T1);
+      }
+      F x[V];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) x[v] = Part ? S::load_part(p + v * kL, count) : S::load(p + v * kL);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F w = S::set1(scores[r * kStep + j]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) s[r][v] = S::fma(w, x[v], s[r][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) S::store(acc + (row + r) * dvp + i + v * kL, s[r][v]);
+  }
+
+  // The same for V / 2 blocks of 32 dimensions and pairs of keys.
+  template <int R, int V, bool Ahead> void pair_values(int64_t row, int64_t i, int a, int b) {
+    F s[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v)
+        s[r][v] = S::mul(S::load(acc + (row + r) * dvp + i + v * kL), S::set1(correction[row + r]));
+    for (int j = a / 2; j < (b + 1) / 2; ++j) {
+      F x[V];
+      const T *one = now->v[2 * j] + i, *two = now->v[2 * j + 1] + i;
+      if (Ahead) {
+#pragma GCC unroll 4
+        for (int line = 0; line < V * kL * static_cast<int>(sizeof(T)); line += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(next->v[2 * j] + i) + line, _MM_HINT_T1);
+          _mm_prefetch(reinterpret_cast<const char*>(next->v[2 * j + 1] + i) + line, _MM_HINT_T1);
+        }
+      }
+      if constexpr (__is_same(T, int8_t)) {
+        const F a8 = S::raw(one), b8 = S::raw(two);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) x[v] = S::to_pairs(S::interleave_bytes(a8, b8, v / 2), v % 2);
+      } else {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v += 2) S::interleave(S::raw(one + v * kL), S::raw(two + v * kL), x[v], x[v + 1]);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F w = S::set1(scores[r * kStep + j]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) s[r][v] = S::dot(s[r][v], w, x[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) S::store(acc + (row + r) * dvp + i + v * kL, s[r][v]);
+  }
+
+  template <int R, bool Ahead> void group_step(int64_t row, uint64_t any) {
+    const int a = __builtin_ctzll(any), b = 64 - __builtin_clzll(any);   // keys a .. b - 1
+    constexpr int kWide = S::kKeys * kL;
+    const float* mine = q + row * columns;
+    if (R <= S::kFused && groups == 1) {
+      if constexpr (R <= S::kFused)
+        for (int c = a / kL * kL; c < b; c += kL) dots_in_registers<R, Ahead>(mine, c);
+    } else {
+      for (int c = a / kWide * kWide; c < b; c += kWide) {
+        if (a < c + kL && b > c + kWide - kL) {
+          dots<R, S::kKeys>(mine, c);
+        } else {
+          for (int e = c; e < c + kWide; e += kL)
+            if (e + kL > a && e < b) dots<R, 1>(mine, e);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) weigh(row + r, scores + r * kStep);
+    int64_t i = 0;
+    if constexpr (Dot) {
+      for (; i + kWide <= task.dv; i += kWide) pair_values<R, S::kKeys, Ahead>(row, i, a, b);
+      for (; i < task.dv; i += 2 * kL) pair_values<R, 2, Ahead>(row, i, a, b);
+      return;
+    }
+    for (; i + kWide <= task.dv; i += kWide) values<R, S::kKeys, false, Ahead>(row, i, a, b, 0);
+    for (; i + kL <= task.dv; i += kL) values<R, 1, false, Ahead>(row, i, a, b, 0);
+    if (i < task.dv) values<R, 1, true, false>(row, i, a, b, static_cast<int>(task.dv - i));
+  }
+
+  template <bool Ahead> void step(int64_t base) {
+    uint64_t all = 0;
+    int64_t last = -1;
+    for (int64_t r = 0; r < rows; ++r) {
+      seen[r] = token(r) == last ? seen[r - 1] : visible(token(r), base);
+      last = token(r);
+      all |= seen[r];
+    }
+    if (all == 0) return;
+    if (rows > S::kFused)
+      for (int c = __builtin_ctzll(all) / kL * kL; c < 64 - __builtin_clzll(all); c += kL) transpose_keys<Ahead>(c);
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t row = begin_of(g), n = begin_of(g + 1) - row;
+      uint64_t any = 0;
+      for (int64_t r = row; r < row + n; ++r) any |= seen[r];
+      if (any == 0) continue;
+      switch (n) {
+        case 1: group_step<1, Ahead>(row, any); break;
+        case 2: group_step<2, Ahead>(row, any); break;
+        case 3: group_step<3, Ahead>(row, any); break;
+        case 4: group_step<4, Ahead>(row, any); break;
+        case 5: group_step<5, Ahead>(row, any); break;
+        default: group_step<6, Ahead>(row, any); break;
+      }
+    }
+  }
+
+  void prefetch_all(const Pointers& p, int64_t count) const {
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t x = 0; x < task.d; x += 64 / static_cast<int64_t>(sizeof(T)))
+        _mm_prefetch(reinterpret_cast<const char*>(p.k[i] + x), _MM_HINT_T1);
+      for (int64_t x = 0; x < task.dv; x += 64 / static_cast<int64_t>(sizeof(T)))
+        _mm_prefetch(reinterpret_cast<const char*>(p.v[i] + x), _MM_HINT_T1);
+    }
+  }
+
+  // The tile over keys [begin, end) of chunk c into m, l, acc. stop: keys beyond it are not even prefetched; cold:
+  // nothing has been prefetched yet.
+  void chunk(int64_t c, int64_t begin, int64_t end, int64_t stop, bool cold) {
+    for (int64_t r = 0; r < rows; ++r) m[r] = kNone, l[r] = 0;
+    for (int64_t i = 0; i < rows * dvp; i += kL) S::store(acc + i, S::zero());
+    const int64_t from = larger(begin, c * kChunk) / kStep * kStep, to = smaller(end, (c + 1) * kChunk);
+    const bool ahead = rows <= 16;   // few rows: bound by memory
+    for (int64_t base = from; base < to; base += kStep) {
+      if (base == from || !ahead) locate(base, end, buffer[base / kStep % 2]);
+      now = buffer + base / kStep % 2;
+      if (ahead && cold && base == from) prefetch_all(*now, smaller(kStep, to - base));
+      if constexpr (__is_same(T, int8_t)) locate_scales(base, end);
+      if (ahead && base + kStep < stop) {
+        next = buffer + (base / kStep + 1) % 2;
+        locate(base + kStep, end, buffer[(base / kStep + 1) % 2]);
+        step<true>(base);
+      } else {
+        step<false>(base);
+      }
+    }
+    if constexpr (Dot && __is_same(T, int8_t)) {
+      for (int64_t i = 0; i < rows * dvp; i += 4 * kL) {
+        float mixed[4 * kL];   // vector v, lane 4 p + x: dimension 16 p + 2 x + v % 2 + v / 2 * 8
+        __builtin_memcpy(mixed, acc + i, sizeof mixed);
+        for (int e = 0; e < 4 * kL; ++e)
+          acc[i + e / 4 % 4 * 16 + e % 4 * 2 + e / 16 % 2 + e / 32 * 8] = mixed[e];
+      }
+    } else if constexpr (Dot) {
+      for (int64_t i = 0; i < rows * dvp; i += 2 * kL) {
+        F lo = S::load(acc + i), hi = S::load(acc + i + kL);
+        S::weave(lo, hi);
+        S::store(acc + i, lo);
+        S::store(acc + i + kL, hi);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace ridgeline

@@ -1,0 +1,16 @@
+// Kernels of one instruction set that live in another file than its table.
+#pragma once
+#include "../api.h"
+
+namespace ridgeline {
+
+namespace avx512 {
+void gemm_float(const Weights& w, const float* x, int64_t rows, int64_t stride, int64_t first, int64_t last, float* out,
+                int64_t ld);
+void gemm_bf16(const Weights& w, const uint16_t* x, int64_t rows, int64_t stride, int64_t first, int64_t last,
+               float* out, int64_t ld);
+void gemm_bf16_widened(const Weights& w, const uint16_t* x, int64_t rows, int64_t stride, int64_t first, int64_t last,
+                       float* out, int64_t ld);
+}  // namespace avx512
+
+}  // namespace ridgeline

@@ -1,0 +1,219 @@
+// Bindings: checks and conversions only. Tensors come as addresses; their owners keep them alive during a call.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "blocks.h"
+#include "pack.h"
+
+namespace nb = nanobind;
+using namespace ridgeline;
+
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Address = uintptr_t;
+
+const std::pair<const char*, Kind> kKinds[] = {
+    {"Q4_0", Kind::q4_0},     {"Q4_1", Kind::q4_1},     {"Q5_0", Kind::q5_0}, {"Q5_1", Kind::q5_1},
+    {"Q8_0", Kind::q8_0},     {"Q2_K", Kind::q2_k},     {"Q3_K", Kind::q3_k}, {"Q4_K", Kind::q4_k},
+    {"Q5_K", Kind::q5_k},     {"Q6_K", Kind::q6_k},     {"IQ4_NL", Kind::iq4_nl}, {"IQ4_XS", Kind::iq4_xs},
+    {"F16", Kind::f16},       {"BF16", Kind::bf16},     {"F32", Kind::f32}};
+
+Kind kind_of(const std::string& name) {
+  for (const auto& [n, kind] : kKinds)
+    if (name == n) return kind;
+  throw std::invalid_argument("weights of type " + name + " have no native kernel");
+}
+
+template <class T> T one_of(const std::string& name, std::initializer_list<std::pair<const char*, T>> all, const char* what) {
+  for (const auto& [n, value] : all)
+    if (name == n) return value;
+  throw std::invalid_argument(std::string(what) + " " + name + " has no native kernel");
+}
+
+Act act_of(const std::string& name) {
+  return one_of<Act>(name, {{"silu", Act::silu}, {"swish", Act::silu}, {"gelu", Act::gelu}, {"gelu_new", Act::gelu_tanh},
+                            {"gelu_pytorch_tanh", Act::gelu_tanh}, {"gelu_tanh", Act::gelu_tanh}, {"relu", Act::relu}}, "activation");
+}
+Precision precision_of(const std::string& name) {
+  return one_of<Precision>(name, {{"int8", Precision::i8}, {"bfloat16", Precision::bf16}, {"float32", Precision::f32}},
+                           "activation dtype");
+}
+KvType kv_of(const std::string& name) {
+  return one_of<KvType>(name, {{"float32", KvType::f32}, {"bfloat16", KvType::bf16}, {"float16", KvType::f16}}, "KV cache dtype");
+}
+
+std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows, int64_t cols, bool quantise) {
+  const Kind from = kind_of(type), kind = quantise ? Kind::q8_0 : from;
+  const Source s = source(from);
+  const int64_t n = static_cast<int64_t>(rows.shape(0)), row_bytes = static_cast<int64_t>(rows.shape(1));
+  if (cols < 1 || cols % s.cols || row_bytes != cols / s.cols * s.bytes)
+    throw std::invalid_argument("a row of " + std::to_string(cols) + " " + type + " weights cannot have " +
+                                std::to_string(row_bytes) + " bytes");
+  auto m = std::make_shared<Matrix>();
+  m->kind = kind, m->rows = n, m->cols = cols;
+  const int64_t tiles = (n + kTile - 1) / kTile;
+  m->quants = Buffer(static_cast<size_t>(tiles * tile_quants(kind, cols)));
+  m->scales = Buffer(static_cast<size_t>(tiles * tile_scales(kind, cols)));
+  const uint8_t* data = rows.data();
+  nb::gil_scoped_release free;
+  engine.team.run([&](int thread) {
+    const Range t = share(tiles, thread, engine.team.size());
+    if (quantise) quantise_tiles(from, data, row_bytes, n, cols, t.first, t.last, m->quants.data(), m->scales.data());
+    else pack_tiles(kind, data, row_bytes, n, cols, t.first, t.last, m->quants.data(), m->scales.data());
+  });
+  return m;
+}
+
+// Owns the small arrays of a batch; the tensors belong to the caller.
+struct Batch {
+  std::vector<int64_t> offsets, starts;
+  std::vector<std::vector<uint64_t>> masks;
+  std::vector<const uint64_t*> ancestors;
+  BatchView view{};
+};
+
+Batch* make_batch(std::vector<int64_t> offsets, std::vector<int64_t> starts, Address positions, Address lo,
+                                  Address hi, Address slots, Address page_table, int64_t pages, int64_t page_size,
+                                  const std::vector<std::optional<std::vector<int64_t>>>& parents) {
+  auto b = std::make_unique<Batch>();
+  b->offsets = std::move(offsets), b->starts = std::move(starts);
+  const size_t rows = b->starts.size();
+  if (b->offsets.size() != rows + 1 || page_size % 8) throw std::invalid_argument("batch: offsets, starts or page size are wrong");
+  bool trees = false;
+  for (const auto& p : parents) trees |= p.has_value();
+  if (trees) {
+    b->masks.resize(rows);
+    b->ancestors.assign(rows, nullptr);
+    for (size_t r = 0; r < rows && r < parents.size(); ++r) {
+      if (!parents[r]) continue;
+      const std::vector<int64_t>& p = *parents[r];
+      const size_t n = p.size(), words = (n + 63) / 64;
+      auto& mask = b->masks[r];
+      mask.assign(n * words, 0);
+      for (size_t i = 0; i < n; ++i) {
+        if (p[i] >= static_cast<int64_t>(i)) throw std::invalid_argument("batch: a parent comes before its children");
+        for (size_t w = 0; p[i] >= 0 && w < words; ++w) mask[i * words + w] = mask[p[i] * words + w];
+        mask[i * words + i / 64] |= uint64_t{1} << (i % 64);
+      }
+      b->ancestors[r] = mask.data();
+    }
+  }
+  const auto pointer = [](Address a) { return reinterpret_cast<const int64_t*>(a); };
+  b->view = {b->offsets.back(), static_cast<int64_t>(rows), b->offsets.data(), b->starts.data(), pointer(positions),
+             pointer(lo), pointer(hi), pointer(slots), pointer(page_table), pages, page_size,
+             trees ? b->ancestors.data() : nullptr};
+  return b.release();
+}
+
+void lookup(const Matrix& m, Address tokens, int64_t count, float scale, Address out) {
+  const int64_t* ids = reinterpret_cast<const int64_t*>(tokens);
+  float* o = reinterpret_cast<float*>(out);
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= m.rows) throw std::invalid_argument("token id " + std::to_string(ids[i]) + " is out of range");
+  nb::gil_scoped_release free;
+  for (int64_t i = 0; i < count; ++i) {
+    unpack_row(m.view(), ids[i], o + i * m.cols);
+    for (int64_t c = 0; scale != 1.0f && c < m.cols; ++c) o[i * m.cols + c] *= scale;
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("available", [] {
+    std::vector<std::string> names;
+    for (const Isa& isa : available()) names.emplace_back(isa.name);
+    return names;
+  }, "Instruction sets this machine has kernels for, best first.");
+  m.def("usable_cores", &usable_cores);
+  m.def("types", [] {
+    std::vector<std::string> names;
+    for (const auto& [name, kind] : kKinds) names.emplace_back(name);
+    return names;
+  });
+
+  nb::class_<Matrix>(m, "Matrix")
+      .def_ro("rows", &Matrix::rows)
+      .def_ro("cols", &Matrix::cols)
+      .def_prop_ro("nbytes", &Matrix::bytes)
+      .def("lookup", &lookup, nb::arg("tokens"), nb::arg("count"), nb::arg("scale"), nb::arg("out"));
+
+  nb::class_<Linear>(m, "Linear")
+      .def("__init__", [](Linear* self, std::shared_ptr<Matrix> matrix, std::vector<float> bias, const std::string& precision) {
+        if (!bias.empty() && static_cast<int64_t>(bias.size()) != matrix->rows)
+          throw std::invalid_argument("a bias has one value for each row of its matrix");
+        new (self) Linear{std::move(matrix), std::move(bias), precision_of(precision)};
+      }, nb::arg("matrix"), nb::arg("bias"), nb::arg("precision"));
+
+  nb::class_<Norm>(m, "Norm")
+      .def("__init__", [](Norm* self, const std::string& form, std::vector<float> weight, std::vector<float> bias, float eps) {
+        new (self) Norm{one_of<Norm::Form>(form, {{"none", Norm::none}, {"rms", Norm::rms}, {"layer", Norm::layer}}, "norm"),
+                        std::move(weight), std::move(bias), eps};
+      }, nb::arg("form") = "none", nb::arg("weight") = std::vector<float>{}, nb::arg("bias") = std::vector<float>{},
+         nb::arg("eps") = 0.0f);
+
+  nb::class_<MlpBlock>(m, "MlpBlock")
+      .def("__init__", [](MlpBlock* self, Norm before, Norm after, std::optional<Linear> gate, Linear up, Linear down,
+                          const std::string& act) {
+        const int64_t hidden = up.matrix->cols, wide = up.matrix->rows;
+        if (down.matrix->cols != wide || down.matrix->rows != hidden || (gate && (gate->matrix->rows != wide ||
+            gate->matrix->cols != hidden)))
+          throw std::invalid_argument("MLP: the shapes of gate, up and down do not fit");
+        new (self) MlpBlock{std::move(before), std::move(after), gate.value_or(Linear{}), std::move(up), std::move(down), act_of(act)};
+      }, nb::arg("before"), nb::arg("after"), nb::arg("gate").none(), nb::arg("up"), nb::arg("down"), nb::arg("act"));
+
+  nb::class_<AttentionBlock>(m, "AttentionBlock")
+      .def("__init__", [](AttentionBlock* self, Norm before, Norm after, Norm q_norm, Norm k_norm, bool norm_heads, Linear q,
+                          Linear k, Linear v, Linear o, int64_t d, float scale, float softcap, int64_t window, int64_t half) {
+        const int64_t hidden = q.matrix->cols;
+        if (d < 1 || q.matrix->rows % d || k.matrix->rows % d || v.matrix->rows != k.matrix->rows ||
+            (q.matrix->rows / d) % (k.matrix->rows / d) || k.matrix->cols != hidden || v.matrix->cols != hidden ||
+            o.matrix->cols != q.matrix->rows || o.matrix->rows != hidden || 2 * half > d)
+          throw std::invalid_argument("attention: the shapes of q, k, v and o do not fit");
+        const int64_t heads = q.matrix->rows / d, kv_heads = k.matrix->rows / d;
+        new (self) AttentionBlock{std::move(before), std::move(after), std::move(q_norm), std::move(k_norm), norm_heads,
+                                  std::move(q), std::move(k), std::move(v), std::move(o), heads, kv_heads, d, scale, softcap,
+                                  window, half};
+      }, nb::arg("before"), nb::arg("after"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("norm_heads"), nb::arg("q"),
+         nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("d"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"),
+         nb::arg("half"));
+
+  nb::class_<Batch>(m, "Batch")
+      .def(nb::new_(&make_batch), nb::arg("offsets"), nb::arg("starts"), nb::arg("positions"), nb::arg("lo"), nb::arg("hi"),
+           nb::arg("slots"), nb::arg("page_table"), nb::arg("pages"), nb::arg("page_size"), nb::arg("parents"));
+
+  nb::class_<Engine>(m, "Engine")
+      .def("__init__", [](Engine* self, const std::string& isa, int threads) {
+        const Isa* found = isa.empty() ? find_isa(available().front().name) : find_isa(isa);
+        if (!found) throw std::invalid_argument("this machine has no instruction set " + isa);
+        new (self) Engine(*found, threads);
+      }, nb::arg("isa") = "", nb::arg("threads") = 0)
+      .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa.name); })
+      .def_prop_ro("threads", [](const Engine& e) { return e.team.size(); })
+      .def("pack", &pack, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false)
+      .def("mlp", [](Engine& e, const MlpBlock& b, Address x, int64_t tokens) {
+        e.run(b, reinterpret_cast<float*>(x), tokens);
+      }, nb::arg("block"), nb::arg("x"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())
+      .def("attention", [](Engine& e, const AttentionBlock& b, Address x, const Batch& batch, const std::string& dtype, Address k,
+                           Address v, Address cos, Address sin) {
+        const KvView kv{kv_of(dtype), reinterpret_cast<void*>(k), reinterpret_cast<void*>(v), b.kv_heads, b.d, b.d};
+        nb::gil_scoped_release free;
+        e.run(b, reinterpret_cast<float*>(x), batch.view, kv, reinterpret_cast<const float*>(cos),
+              reinterpret_cast<const float*>(sin));
+      }, nb::arg("block"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("k"), nb::arg("v"), nb::arg("cos"), nb::arg("sin"))
+      .def("linear", [](Engine& e, const Linear& l, Address x, int64_t rows, Address out) {
+        e.run(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out), l.matrix->rows);
+      }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
+      .def("norm", [](Engine& e, const Norm& n, Address x, int64_t rows, int64_t cols, Address out) {
+        e.run(n, reinterpret_cast<const float*>(x), rows, cols, reinterpret_cast<float*>(out));
+      }, nb::arg("norm"), nb::arg("x"), nb::arg("rows"), nb::arg("cols"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>());
+}

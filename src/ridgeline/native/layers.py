@@ -1,0 +1,139 @@
+"""Native layers: the forward of the layers they replace, on fp32 rows, most of it inside one C++ call."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.batch import Batch
+from ridgeline.cache.view import CacheView
+from ridgeline.layers.attention import Attention
+from ridgeline.layers.block import ResidualBlock
+from ridgeline.native import _native
+from ridgeline.native._native import AttentionBlock, Engine, Linear, Matrix, MlpBlock, Norm
+from ridgeline.types import LayerState
+
+
+class NativePart(Protocol):
+    def add(self, x: Tensor, batch: Batch, state: CacheView) -> Tensor:
+        """x: (T, hidden) fp32; changed in place where it is contiguous, and returned."""
+
+
+class NativeAttention:
+    """x += after(attention(before(x))) in one call."""
+
+    def __init__(self, engine: Engine, block: AttentionBlock, layer: Attention):
+        self.engine, self.block, self.layer, self.rotary = engine, block, layer.layer, layer.rotary
+
+    def add(self, x: Tensor, batch: Batch, state: CacheView) -> Tensor:
+        x = x.contiguous()
+        k, v = state.kv(self.layer)
+        cos = sin = 0
+        if self.rotary is not None:
+            tables = self.rotary.tables(batch, torch.float32)                     # (T, half) each
+            cos, sin = tables[0].data_ptr(), tables[1].data_ptr()
+        self.engine.attention(self.block, x.data_ptr(), native_batch(batch), str(k.dtype).removeprefix("torch."),
+                              k.data_ptr(), v.data_ptr(), cos, sin)
+        return x
+
+
+class NativeMLP:
+    """x += after(mlp(before(x))) in one call."""
+
+    def __init__(self, engine: Engine, block: MlpBlock):
+        self.engine, self.block = engine, block
+
+    def add(self, x: Tensor, batch: Batch, state: CacheView) -> Tensor:
+        x = x.contiguous()
+        self.engine.mlp(self.block, x.data_ptr(), len(x))
+        return x
+
+
+class NativeBlock(nn.Module):
+    """A decoder layer of which some parts, usually both, run natively; the rest is the original's."""
+
+    def __init__(self, block: ResidualBlock, parts: Sequence[NativePart | None]):
+        """parts: of the mixer and of the MLP, None for what stays torch."""
+        super().__init__()
+        self.mix, self.feed = parts
+        own_mix, own_feed = block.parts()
+        self.own_mix, self.own_feed = None if self.mix else own_mix, None if self.feed else own_feed
+        # Registered, so that what stays torch is loaded with the rest of the model, under its own names.
+        left = [module for part in (self.own_mix, self.own_feed) if part for module in part]
+        for name, module in block.named_children():
+            if any(module is m for m in left):
+                self.add_module(name, module)
+        self.spec: LayerState = block.mixer().state_spec()
+
+    def mixer(self) -> NativeBlock:
+        return self
+
+    def state_spec(self) -> LayerState:
+        return self.spec
+
+    def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
+        """x: (T, hidden) fp32 -> the same tensor, changed in place where a part is native."""
+        assert state is not None, "native layers run on a cache; differentiable runs use the torch backend"
+        if self.mix is not None:
+            x = self.mix.add(x, batch, state)
+        elif self.own_mix is not None:
+            x = x + self.own_mix(x, batch, state)
+        if self.feed is not None:
+            return self.feed.add(x, batch, state)
+        return x if self.own_feed is None else x + self.own_feed(x, batch)
+
+
+class NativeNorm(nn.Module):
+    def __init__(self, engine: Engine, norm: Norm, size: int):
+        super().__init__()
+        self.engine, self.norm, self.size = engine, norm, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (T, size) fp32 -> the same shape."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self.engine.norm(self.norm, x.data_ptr(), len(x), self.size, out.data_ptr())
+        return out
+
+
+class NativeEmbedding(nn.Module):
+    """Rows of a packed matrix, dequantised as they are looked up."""
+
+    def __init__(self, matrix: Matrix):
+        super().__init__()
+        self.matrix = matrix
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(T,) -> (T, hidden) fp32."""
+        tokens = tokens.contiguous()
+        out = torch.empty(len(tokens), self.matrix.cols)
+        self.matrix.lookup(tokens.data_ptr(), len(tokens), 1.0, out.data_ptr())
+        return out
+
+
+class NativeHead(nn.Module):
+    def __init__(self, engine: Engine, linear: Linear, rows: int):
+        super().__init__()
+        self.engine, self.linear, self.rows = engine, linear, rows
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(W, hidden) fp32 -> (W, vocabulary) fp32."""
+        hidden = hidden.contiguous()
+        out = torch.empty(len(hidden), self.rows)
+        self.engine.linear(self.linear, hidden.data_ptr(), len(hidden), out.data_ptr())
+        return out
+
+
+def native_batch(batch: Batch) -> _native.Batch:
+    """The batch as the kernels read it, made once for all layers of a pass."""
+    found: _native.Batch | None = batch.memo.get("native")
+    if found is None:
+        assert batch.page_table is not None and batch.slots is not None
+        parents = [None if p is None else list(p) for p in batch.parents]
+        found = _native.Batch(
+            list(batch.offsets), list(batch.starts), batch.positions.data_ptr(), batch.lo.data_ptr(), batch.hi.data_ptr(),
+            batch.slots.data_ptr(), batch.page_table.data_ptr(), batch.page_table.shape[1], batch.page_size, parents)
+        batch.memo["native"] = found
+    return found

@@ -1,0 +1,244 @@
+"""Replace the layers of a model by native ones, straight from its checkpoint: the weights never exist as torch tensors.
+
+Walks the model once. A builder that cannot take a layer declines with a reason; that layer stays torch and the report says
+so. Nothing falls back silently.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ridgeline.errors import ConfigError
+from ridgeline.layers.attention import Attention
+from ridgeline.layers.block import ResidualBlock
+from ridgeline.layers.mlp import MLP, GatedMLP
+from ridgeline.layers.norm import RMSNorm
+from ridgeline.models.base import CausalLM
+from ridgeline.native import _native
+from ridgeline.native.layers import (
+    NativeAttention,
+    NativeBlock,
+    NativeEmbedding,
+    NativeHead,
+    NativeMLP,
+    NativeNorm,
+    NativePart,
+)
+from ridgeline.weights.checkpoint import Checkpoint
+from ridgeline.weights.dummy import dummy_tensor
+from ridgeline.weights.load import packed_source, read_source
+from ridgeline.weights.mapping import From
+
+
+class Declined(Exception):
+    """Why a layer stays with torch."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One layer of the report: its name, the weight types it holds, or the reason why it was not lowered."""
+
+    name: str
+    kinds: tuple[str, ...] = ()
+    nbytes: int = 0
+    reason: str | None = None
+
+
+@dataclass
+class Report:
+    """What runs natively, with which instruction set and threads, and what does not and why."""
+
+    isa: str
+    threads: int
+    layers: list[Lowered] = field(default_factory=list)
+    tensors: set[str] = field(default_factory=set)      # of the checkpoint, read here
+
+    @property
+    def declined(self) -> list[Lowered]:
+        return [layer for layer in self.layers if layer.reason is not None]
+
+    @property
+    def complete(self) -> bool:
+        return not self.declined
+
+
+def lower(model: CausalLM, checkpoint: Checkpoint, *, precision: str = "int8", quantization: str | None = None,
+          threads: int = 0, isa: str = "", strict: bool = False,
+          progress: Callable[[int, int], None] | None = None) -> Report:
+    """Lower a model that was built on the meta device; what is left has still to be loaded by load_weights.
+
+    precision: dtype of activations in matrix products, int8, bfloat16 or float32; quantization: "int8" quantises weights
+    that are not yet, to one scale per 32 columns; strict: a layer that is declined is a ConfigError. raises ConfigError
+    for an instruction set that the machine lacks.
+    """
+    try:
+        engine = _native.Engine(isa, threads)
+    except ValueError as error:
+        raise ConfigError(f"{error}; available: {', '.join(_native.available())}") from error
+    builder = _Builder(model, checkpoint, engine, precision, quantization, progress)
+    report = Report(engine.isa, engine.threads)
+    for index, block in enumerate(model.model.layers):
+        model.model.layers[index] = builder.block(f"model.layers.{index}", block, report)
+    builder.norm(report)
+    builder.ends(report)
+    report.tensors = builder.taken
+    if strict and report.declined:
+        reasons = "; ".join(f"{layer.name}: {layer.reason}" for layer in report.declined[:5])
+        raise ConfigError(f"strict_native: {len(report.declined)} layers are not native: {reasons}")
+    return report
+
+
+class _Builder:
+    def __init__(self, model: CausalLM, checkpoint: Checkpoint, engine: _native.Engine, precision: str,
+                 quantization: str | None, progress: Callable[[int, int], None] | None):
+        self.model, self.checkpoint, self.engine = model, checkpoint, engine
+        self.precision, self.quantization, self.progress = precision, quantization, progress
+        self.sources: Mapping[str, From] = model.sources()
+        self.held, self.taken = set(checkpoint.names()), set[str]()
+        self.total = sum(p.numel() for p in model.parameters())
+        self.done = 0
+
+    # Weights.
+
+    def matrix(self, name: str, module: nn.Linear | nn.Embedding) -> tuple[Any, str]:
+        """A packed matrix and its type. raises Declined for a type without kernels."""
+        rows, cols = module.weight.shape
+        source = self.sources.get(name, From(name))
+        self.taken.add(source.name)
+        packed = None
+        if self.checkpoint.format != "dummy":
+            packed = packed_source(self.checkpoint, source)
+        if packed is not None and packed.type.name in _native.types():
+            kind, raw = packed.type.name, np.ascontiguousarray(packed.raw)
+        elif packed is not None:
+            raise Declined(f"no native kernel for weights of type {packed.type.name}")
+        else:
+            kind, raw = self._rows(name, source, (rows, cols))
+        quantise = self.quantization == "int8" and kind in ("F32", "F16", "BF16")
+        try:
+            matrix = self.engine.pack(kind, raw, cols, quantise)
+        except ValueError as error:
+            raise Declined(str(error)) from error
+        self.done += rows * cols
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+        return matrix, "Q8_0" if quantise else kind
+
+    def _rows(self, name: str, source: From, shape: tuple[int, int]) -> tuple[str, np.ndarray]:
+        """A float matrix as the bytes of its rows."""
+        if self.checkpoint.format == "dummy":
+            tensor = dummy_tensor(name, torch.Size(shape), torch.bfloat16, "cpu")
+        else:
+            stored = self.checkpoint.kind(source.name)
+            tensor = read_source(self.checkpoint, source, torch.float32 if stored == "F32" else torch.bfloat16)
+        kind = "F32" if tensor.dtype == torch.float32 else "BF16"
+        return kind, tensor.contiguous().view(torch.uint8).numpy().reshape(shape[0], -1)
+
+    def vector(self, name: str, size: int) -> list[float]:
+        if self.checkpoint.format == "dummy":
+            return dummy_tensor(name, torch.Size([size]), torch.float32, "cpu").tolist()
+        source = self.sources.get(name, From(name))
+        self.taken.add(source.name)
+        values: list[float] = read_source(self.checkpoint, source, torch.float32).tolist()
+        return values
+
+    def linear(self, name: str, module: nn.Linear, kinds: list[str]) -> Any:
+        matrix, kind = self.matrix(f"{name}.weight", module)
+        kinds.append(kind)
+        bias = [] if module.bias is None else self.vector(f"{name}.bias", module.out_features)
+        return _native.Linear(matrix, bias, self.precision)
+
+    def norm_of(self, name: str, module: nn.Module | None) -> Any:
+        if module is None:
+            return _native.Norm()
+        if isinstance(module, RMSNorm):
+            weight = self.vector(f"{name}.weight", module.weight.numel())
+            return _native.Norm("rms", [1 + w for w in weight] if module.plus_one else weight, [], module.eps)
+        if isinstance(module, nn.LayerNorm):
+            size = module.weight.numel()
+            bias = [] if module.bias is None else self.vector(f"{name}.bias", size)
+            return _native.Norm("layer", self.vector(f"{name}.weight", size), bias, module.eps)
+        raise Declined(f"no native {type(module).__name__}")
+
+    # Layers.
+
+    def block(self, name: str, block: nn.Module, report: Report) -> nn.Module:
+        if not isinstance(block, ResidualBlock):
+            report.layers.append(Lowered(name, reason=f"no native {type(block).__name__}"))
+            return block
+        parts: list[NativePart | None] = []
+        names = {id(module): f"{name}.{child}" for child, module in block.named_children()}
+        for before, inner, after in block.parts():
+            kinds: list[str] = []
+            where = names[id(inner)]
+            try:
+                around = [self.norm_of(names.get(id(norm), ""), norm) for norm in (before, after)]
+                before_bytes = self.done
+                part = self._inner(where, inner, around, kinds)
+                report.layers.append(Lowered(where, tuple(dict.fromkeys(kinds)), self.done - before_bytes))
+                parts.append(part)
+            except Declined as reason:
+                report.layers.append(Lowered(where, reason=str(reason)))
+                parts.append(None)
+        return block if all(part is None for part in parts) else NativeBlock(block, parts)
+
+    def _inner(self, name: str, inner: nn.Module, around: list[Any], kinds: list[str]) -> NativePart:
+        if type(inner) is Attention:              # a subclass computes something else
+            return self._attention(name, inner, around, kinds)
+        if isinstance(inner, (GatedMLP, MLP)):
+            gate = self.linear(f"{name}.gate_proj", inner.gate_proj, kinds) if isinstance(inner, GatedMLP) else None
+            up = self.linear(f"{name}.up_proj", inner.up_proj, kinds)
+            down = self.linear(f"{name}.down_proj", inner.down_proj, kinds)
+            return NativeMLP(self.engine, self._made(_native.MlpBlock, *around, gate, up, down, inner.act_name))
+        raise Declined(f"no native {type(inner).__name__}")
+
+    def _attention(self, name: str, inner: Attention, around: list[Any], kinds: list[str]) -> NativePart:
+        norms = [_native.Norm(), _native.Norm()]
+        if inner.norm_over is not None:
+            norms = [self.norm_of(f"{name}.q_norm", inner.q_norm), self.norm_of(f"{name}.k_norm", inner.k_norm)]
+        projections = [self.linear(f"{name}.{leaf}", getattr(inner, leaf), kinds)
+                       for leaf in ("q_proj", "k_proj", "v_proj", "o_proj")]
+        half = 0 if inner.rotary is None else len(inner.rotary.inv_freq)
+        block = self._made(_native.AttentionBlock, *around, *norms, inner.norm_over == "head", *projections, inner.head_dim,
+                           inner.scale, inner.softcap or 0.0, inner.window or 0, half)
+        return NativeAttention(self.engine, block, inner)
+
+    @staticmethod
+    def _made(kind: Any, *arguments: Any) -> Any:
+        try:
+            return kind(*arguments)
+        except ValueError as error:
+            raise Declined(str(error)) from error
+
+    def norm(self, report: Report) -> None:
+        """The norm before the head."""
+        try:
+            size = self.model.config.hidden_size
+            native = self.norm_of("model.norm", self.model.model.norm)
+            self.model.model.norm = NativeNorm(self.engine, native, size)
+            report.layers.append(Lowered("model.norm"))
+        except Declined as reason:
+            report.layers.append(Lowered("model.norm", reason=str(reason)))
+
+    def ends(self, report: Report) -> None:
+        """Embeddings and head; one matrix where they are tied."""
+        model = self.model
+        try:
+            embed = model.model.embed_tokens
+            assert isinstance(embed, nn.Embedding) and isinstance(model.lm_head, nn.Linear)
+            matrix, kind = self.matrix("model.embed_tokens.weight", embed)
+            tied = model.config.tied or ("lm_head.weight" not in self.held and self.checkpoint.format != "dummy")
+            head, head_kind = (matrix, kind) if tied else self.matrix("lm_head.weight", model.lm_head)
+        except Declined as reason:
+            report.layers += [Lowered(n, reason=str(reason)) for n in ("model.embed_tokens", "lm_head")]
+            return
+        model.model.embed_tokens = NativeEmbedding(matrix)
+        model.lm_head = NativeHead(  # type: ignore[assignment]
+            self.engine, _native.Linear(head, [], self.precision), head.rows)
+        report.layers += [Lowered("model.embed_tokens", (kind,), matrix.nbytes),
+                          Lowered("lm_head", (head_kind,), 0 if tied else head.nbytes)]
