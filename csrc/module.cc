@@ -7,6 +7,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <optional>
 #include <stdexcept>
 
@@ -126,6 +129,34 @@ void lookup(const Matrix& m, Address tokens, int64_t count, float scale, Address
   }
 }
 
+// Bytes a second that the team reads from memory: the best of several passes over a buffer that no cache should hold.
+double read_bandwidth(Engine& engine, int64_t bytes) {
+  constexpr int64_t kLanes = 32, kPasses = 8;        // 256 bytes at a time, so that the loop becomes vector loads
+  const int64_t steps = bytes / static_cast<int64_t>(kLanes * sizeof(uint64_t));
+  if (steps < engine.team.size()) throw std::invalid_argument("the buffer to read is too small: " + std::to_string(bytes) + " bytes");
+  const Buffer buffer(static_cast<size_t>(steps) * kLanes * sizeof(uint64_t));
+  std::atomic<uint64_t> sink{0};                     // what is read must be used
+  double best = 0;
+  for (int pass = -1; pass < kPasses; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    engine.team.run([&](int thread) {
+      const Range mine = share(steps, thread, engine.team.size());
+      uint64_t* data = buffer.as<uint64_t>();
+      if (pass < 0) {                                // untouched pages would all be one page of zeros
+        std::fill(data + mine.first * kLanes, data + mine.last * kLanes, uint64_t{1});
+        return;
+      }
+      uint64_t sums[kLanes] = {};
+      for (int64_t i = mine.first; i < mine.last; ++i)
+        for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] ^= data[i * kLanes + lane];
+      for (const uint64_t sum : sums) sink.fetch_xor(sum, std::memory_order_relaxed);
+    });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (pass >= 0) best = std::max(best, static_cast<double>(buffer.size()) / seconds);
+  }
+  return best;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -199,6 +230,7 @@ NB_MODULE(_native, m) {
       }, nb::arg("isa") = "", nb::arg("threads") = 0)
       .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa.name); })
       .def_prop_ro("threads", [](const Engine& e) { return e.team.size(); })
+      .def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
       .def("pack", &pack, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false)
       .def("mlp", [](Engine& e, const MlpBlock& b, Address x, int64_t tokens) {
         e.run(b, reinterpret_cast<float*>(x), tokens);

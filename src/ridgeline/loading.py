@@ -58,6 +58,7 @@ class LoadedModel(OpenModel):
 
     model: CausalLM
     layout: RoleLayout
+    report: Report | None = None     # what runs natively; None before `load`, and where the torch backend runs it all
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -107,14 +108,15 @@ def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = N
     """
     tell = None if progress is None else lambda done, total: progress(found.name, done, total)
     report, dtype = None, found.dtype
-    if uses_native(config):
+    if native_reason(config) is None:
         from ridgeline.native.lower import lower
 
         precision = config.activation_dtype
         if precision == "auto":
             precision = "float32" if config.dtype in ("float32", "float64") else "int8"
         report = lower(found.model, found.checkpoint, precision=precision, quantization=config.quantization,
-                       threads=config.threads or 0, strict=config.strict_native, progress=tell)
+                       threads=config.threads or 0, strict=config.strict_native, page_size=config.block_size,
+                       kv_dtype=found.layout.kv_dtype, progress=tell)
         dtype, tell = torch.float32, None      # native layers work on fp32 rows; what is left to torch goes along
         torch.set_num_threads(1)               # torch's pool spins after each op, on the cores that the kernels need
     load_weights(found.model, found.checkpoint, dtype=dtype, device=config.device, progress=tell,
@@ -122,15 +124,25 @@ def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = N
     return report
 
 
-def uses_native(config: EngineConfig) -> bool:
-    """Whether layers are to be lowered. raises ConfigError where the native backend is asked for and was not built."""
-    if config.backend == "torch" or config.device != "cpu" or config.dtype == "float64":
-        return False
-    if importlib.util.find_spec("ridgeline.native._native") is not None:
-        return True
+def native_reason(config: EngineConfig) -> str | None:
+    """Why no layer is lowered, or None where the native backend runs.
+
+    raises ConfigError where the configuration asks for the native backend and it cannot run.
+    """
+    if config.backend == "torch":
+        return "backend is 'torch'"
+    if config.device != "cpu":
+        reason = f"device is {config.device!r}"
+    elif config.dtype == "float64":
+        reason = "the native backend computes in float32, and dtype is 'float64'"
+    elif importlib.util.find_spec("ridgeline.native._native") is None:
+        reason = "the native backend was not built for this machine; reinstall the package with a C++ compiler"
+    else:
+        return None
     if config.backend == "native" or config.quantization or config.strict_native:
-        raise ConfigError("the native backend was not built for this machine; reinstall the package with a C++ compiler")
-    return False
+        raise ConfigError(f"{reason}, but backend is {config.backend!r}, quantization {config.quantization!r} and "
+                          f"strict_native {config.strict_native}")
+    return reason
 
 
 def load_engine(name: str, config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, LoadedModel]:
@@ -150,8 +162,8 @@ def load_engine(name: str, config: EngineConfig, progress: Progress | None = Non
     _check_roles(found, config)
     if config.threads:
         torch.set_num_threads(config.threads)
-    for model in found.values():
-        load(model, config, progress)
+    for role, model in found.items():
+        found[role] = replace(model, report=load(model, config, progress))
     layouts = {role: model.layout for role, model in found.items()}
     rollback = max(s.lookahead() for s in strategies.values())
     pages, states = _sizes(config, layouts, length, rollback, device)

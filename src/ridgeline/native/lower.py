@@ -5,6 +5,7 @@ so. Nothing falls back silently.
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +32,13 @@ from ridgeline.native.layers import (
 )
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.dummy import dummy_tensor
-from ridgeline.weights.load import packed_source, read_source
+from ridgeline.weights.load import check_weights, packed_source, read_source
 from ridgeline.weights.mapping import From
+
+_log = logging.getLogger(__name__)
+
+PAGE_MULTIPLE = 8                 # keys that a kernel reads in one go, all of one page
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Declined(Exception):
@@ -41,7 +47,7 @@ class Declined(Exception):
 
 @dataclass(frozen=True)
 class Lowered:
-    """One layer of the report: its name, the weight types it holds, or the reason why it was not lowered."""
+    """One layer of the report: its name, the types and packed bytes of its matrices, or why it was not lowered."""
 
     name: str
     kinds: tuple[str, ...] = ()
@@ -66,49 +72,78 @@ class Report:
     def complete(self) -> bool:
         return not self.declined
 
+    def reasons(self, most: int = 5) -> str:
+        """The reasons of declined layers, each with its layers: "no native X (a, b and 3 more); ..."."""
+        names: dict[str, list[str]] = {}
+        for layer in self.declined:
+            names.setdefault(str(layer.reason), []).append(layer.name)
+        parts = []
+        for reason, which in names.items():
+            more = f" and {len(which) - most} more" if len(which) > most else ""
+            parts.append(f"{reason} ({', '.join(which[:most])}{more})")
+        return "; ".join(parts)
+
 
 def lower(model: CausalLM, checkpoint: Checkpoint, *, precision: str = "int8", quantization: str | None = None,
-          threads: int = 0, isa: str = "", strict: bool = False,
+          threads: int = 0, isa: str = "", strict: bool = False, page_size: int = 16, kv_dtype: torch.dtype = torch.bfloat16,
           progress: Callable[[int, int], None] | None = None) -> Report:
     """Lower a model that was built on the meta device; what is left has still to be loaded by load_weights.
 
     precision: dtype of activations in matrix products, int8, bfloat16 or float32; quantization: "int8" quantises weights
-    that are not yet, to one scale per 32 columns; strict: a layer that is declined is a ConfigError. raises ConfigError
-    for an instruction set that the machine lacks.
+    that are not yet, to one scale per 32 columns; strict: a layer that is declined is a ConfigError; page_size, kv_dtype:
+    of the cache that the model will run on. Declined layers are logged as a warning. raises ConfigError for an instruction
+    set that the machine lacks, ModelError and CorruptFile where the checkpoint does not fit the model.
     """
+    check_weights(model, checkpoint)
     try:
         engine = _native.Engine(isa, threads)
     except ValueError as error:
         raise ConfigError(f"{error}; available: {', '.join(_native.available())}") from error
-    builder = _Builder(model, checkpoint, engine, precision, quantization, progress)
+    builder = _Builder(model, checkpoint, engine, precision, quantization, _cache_reason(page_size, kv_dtype), progress)
     report = Report(engine.isa, engine.threads)
     for index, block in enumerate(model.model.layers):
         model.model.layers[index] = builder.block(f"model.layers.{index}", block, report)
     builder.norm(report)
     builder.ends(report)
     report.tensors = builder.taken
-    if strict and report.declined:
-        reasons = "; ".join(f"{layer.name}: {layer.reason}" for layer in report.declined[:5])
-        raise ConfigError(f"strict_native: {len(report.declined)} layers are not native: {reasons}")
+    if report.declined:
+        told = f"{len(report.declined)} of {len(report.layers)} layers are not native: {report.reasons()}"
+        if strict:
+            raise ConfigError(f"strict_native: {told}")
+        _log.warning("%s: %s", checkpoint.path, told)
     return report
+
+
+def _cache_reason(page_size: int, kv_dtype: torch.dtype) -> str | None:
+    """Why no attention layer can run on such a cache, or None."""
+    if page_size % PAGE_MULTIPLE:
+        return f"block_size is {page_size}; native attention needs a multiple of {PAGE_MULTIPLE}"
+    if kv_dtype not in KV_DTYPES:
+        return f"no native kernel for a KV cache of {str(kv_dtype).removeprefix('torch.')}"
+    return None
 
 
 class _Builder:
     def __init__(self, model: CausalLM, checkpoint: Checkpoint, engine: _native.Engine, precision: str,
-                 quantization: str | None, progress: Callable[[int, int], None] | None):
+                 quantization: str | None, cache_reason: str | None, progress: Callable[[int, int], None] | None):
         self.model, self.checkpoint, self.engine = model, checkpoint, engine
         self.precision, self.quantization, self.progress = precision, quantization, progress
+        self.cache_reason = cache_reason
         self.sources: Mapping[str, From] = model.sources()
         self.held, self.taken = set(checkpoint.names()), set[str]()
         self.total = sum(p.numel() for p in model.parameters())
-        self.done = 0
+        self.done = 0            # parameters
+        self.nbytes = 0          # of packed matrices
 
     # Weights.
+
+    def source(self, name: str) -> From:
+        return self.sources.get(name, From(name))
 
     def matrix(self, name: str, module: nn.Linear | nn.Embedding) -> tuple[Any, str]:
         """A packed matrix and its type. raises Declined for a type without kernels."""
         rows, cols = module.weight.shape
-        source = self.sources.get(name, From(name))
+        source = self.source(name)
         self.taken.add(source.name)
         packed = None
         if self.checkpoint.format != "dummy":
@@ -125,6 +160,8 @@ class _Builder:
         except ValueError as error:
             raise Declined(str(error)) from error
         self.done += rows * cols
+        self.nbytes += matrix.nbytes
+        self.nbytes += matrix.nbytes
         if self.progress is not None:
             self.progress(self.done, self.total)
         return matrix, "Q8_0" if quantise else kind
@@ -142,7 +179,7 @@ class _Builder:
     def vector(self, name: str, size: int) -> list[float]:
         if self.checkpoint.format == "dummy":
             return dummy_tensor(name, torch.Size([size]), torch.float32, "cpu").tolist()
-        source = self.sources.get(name, From(name))
+        source = self.source(name)
         self.taken.add(source.name)
         values: list[float] = read_source(self.checkpoint, source, torch.float32).tolist()
         return values
@@ -178,9 +215,9 @@ class _Builder:
             where = names[id(inner)]
             try:
                 around = [self.norm_of(names.get(id(norm), ""), norm) for norm in (before, after)]
-                before_bytes = self.done
+                before_bytes = self.nbytes
                 part = self._inner(where, inner, around, kinds)
-                report.layers.append(Lowered(where, tuple(dict.fromkeys(kinds)), self.done - before_bytes))
+                report.layers.append(Lowered(where, tuple(dict.fromkeys(kinds)), self.nbytes - before_bytes))
                 parts.append(part)
             except Declined as reason:
                 report.layers.append(Lowered(where, reason=str(reason)))
@@ -198,6 +235,8 @@ class _Builder:
         raise Declined(f"no native {type(inner).__name__}")
 
     def _attention(self, name: str, inner: Attention, around: list[Any], kinds: list[str]) -> NativePart:
+        if self.cache_reason is not None:
+            raise Declined(self.cache_reason)
         norms = [_native.Norm(), _native.Norm()]
         if inner.norm_over is not None:
             norms = [self.norm_of(f"{name}.q_norm", inner.q_norm), self.norm_of(f"{name}.k_norm", inner.k_norm)]
@@ -231,8 +270,13 @@ class _Builder:
         try:
             embed = model.model.embed_tokens
             assert isinstance(embed, nn.Embedding) and isinstance(model.lm_head, nn.Linear)
-            matrix, kind = self.matrix("model.embed_tokens.weight", embed)
-            tied = model.config.tied or ("lm_head.weight" not in self.held and self.checkpoint.format != "dummy")
+            tied = model.lm_head.weight is embed.weight
+            stored = "model.embed_tokens.weight"
+            if tied:                                # a checkpoint may hold it under both names, or under either
+                self.taken.add(self.source("lm_head.weight").name)
+                if self.checkpoint.format != "dummy" and self.source(stored).name not in self.held:
+                    stored = "lm_head.weight"
+            matrix, kind = self.matrix(stored, embed)
             head, head_kind = (matrix, kind) if tied else self.matrix("lm_head.weight", model.lm_head)
         except Declined as reason:
             report.layers += [Lowered(n, reason=str(reason)) for n in ("model.embed_tokens", "lm_head")]
