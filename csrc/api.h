@@ -61,6 +61,16 @@ struct Acts {
   int64_t rows, stride;    // stride: columns padded to 32
 };
 
+// A q8_0 matrix whose bytes are cut in halves: in `high` the high nibbles, in `low` the low ones, each laid out like q4_0,
+// 256 bytes a block of a tile. So the argmax of a product reads all high nibbles and few low ones.
+struct SplitHead {
+  int64_t rows, cols;
+  const uint8_t *high, *low, *scales;
+  int64_t tiles() const { return (rows + kTile - 1) / kTile; }
+  int64_t blocks() const { return (cols + kBlock - 1) / kBlock; }
+};
+constexpr int64_t kPlane = 256;   // bytes of a block of one plane
+
 struct Kernels {
   const char* name;
   // x (cols) -> q, scale per 32, sum per 16; columns up to the next multiple of 32 become zero.
@@ -74,6 +84,13 @@ struct Kernels {
   // The same from bf16 activations and kind bf16 alone: exact products, fp32 sums.
   void (*gemm_bf16)(const Weights& w, const uint16_t* x, int64_t rows, int64_t stride, int64_t first, int64_t last,
                     float* out, int64_t ld);
+  // Scores of tiles first <= t < last from the high plane alone, for each row r of x: upper[r * ld + 16 t + i] is at
+  // least the exact score that gemm gives; lower[r] the largest lower bound of a score among rows that exist, at[r] its
+  // output row. At most 4 rows and 16,384 columns. Null where an instruction set has no such kernel.
+  void (*head_bounds)(const SplitHead& w, const Acts& x, int64_t first, int64_t last, float* upper, int64_t ld,
+                      float* lower, int64_t* at);
+  // The q8_0 quants of one tile from its two planes.
+  void (*head_tile)(const SplitHead& w, int64_t tile, uint8_t* quants);
 };
 
 const Kernels* scalar_kernels();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace ridgeline {
 namespace {
@@ -62,6 +63,7 @@ void Engine::prepare(const Input& in, Precision precision, int64_t row, int64_t 
 void Engine::multiply(const Linear& linear, const Input& in, int64_t first, int64_t last, float* out, int64_t ld) const {
   if (first >= last) return;
   const Weights w = linear.matrix->view();
+  if (linear.matrix->split()) return multiply_split(*linear.matrix, precision_of(linear), in, first, last, out, ld);
   switch (precision_of(linear)) {
     case Precision::i8: isa.kernels->gemm(w, {in.q, in.scale, in.sum, in.rows, in.stride}, first, last, out, ld); break;
     case Precision::bf16: isa.kernels->gemm_bf16(w, in.half, in.rows, in.stride, first, last, out, ld); break;
@@ -71,6 +73,96 @@ void Engine::multiply(const Linear& linear, const Input& in, int64_t first, int6
   const int64_t a = first * kTile, b = std::min(w.rows, last * kTile);
   for (int64_t r = 0; r < in.rows; ++r)
     for (int64_t i = a; i < b; ++i) out[r * ld + i] += linear.bias[i];
+}
+
+// A split head is put together two tiles at a time, in the L1 cache, and multiplied from there.
+void Engine::multiply_split(const Matrix& head, Precision precision, const Input& in, int64_t first, int64_t last, float* out,
+                            int64_t ld) const {
+  const SplitHead w = head.planes();
+  const int64_t bytes = w.blocks() * 2 * kPlane;
+  Buffer pair(static_cast<size_t>(2 * bytes));
+  for (int64_t t = first; t < last; t += 2) {
+    const int64_t count = std::min<int64_t>(2, last - t);
+    for (int64_t i = 0; i < count; ++i) isa.kernels->head_tile(w, t + i, pair.data() + i * bytes);
+    const Weights part{Kind::q8_0, std::min(w.rows - t * kTile, count * kTile), w.cols, pair.data(), w.scales + t * w.blocks() * 32};
+    if (precision == Precision::i8) isa.kernels->gemm(part, {in.q, in.scale, in.sum, in.rows, in.stride}, 0, count, out + t * kTile, ld);
+    else isa.kernels->gemm_float(part, in.x, in.rows, in.stride, 0, count, out + t * kTile, ld);
+  }
+}
+
+void Engine::exact_tile(const Matrix& head, const Input& in, int64_t t, uint8_t* quants, float* out) const {
+  const SplitHead w = head.planes();
+  isa.kernels->head_tile(w, t, quants);
+  const Weights part{Kind::q8_0, kTile, w.cols, quants, w.scales + t * w.blocks() * 32};
+  isa.kernels->gemm(part, {in.q, in.scale, in.sum, in.rows, in.stride}, 0, 1, out, kTile);
+}
+
+int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {
+  const Matrix& head = *linear.matrix;
+  const SplitHead w = head.planes();
+  const int64_t tiles = w.tiles(), ld = tiles * kTile, threads = team.size(), bytes = w.blocks() * 2 * kPlane;
+  const Input in = input(0, rows, w.cols);
+  wide_[0].need(static_cast<size_t>(rows * ld) * 4);
+  tiles_.need(static_cast<size_t>(threads) * (bytes + rows * kTile * 4 + 64));
+  float* upper = wide_[0].as<float>();
+  std::vector<float> lower(threads * rows), best(threads * rows);
+  std::vector<int64_t> at(threads * rows), token(threads * rows), exact(threads);
+  team.run([&](int thread) {
+    const Range mine = share(rows, thread, static_cast<int>(threads));
+    for (int64_t r = mine.first; r < mine.last; ++r) {
+      std::memcpy(in.x + r * in.stride, x + r * w.cols, w.cols * sizeof(float));
+      prepare(in, Precision::i8, r, 0, in.stride / kBlock);
+    }
+    team.barrier();
+    const Range t = share(tiles, thread, static_cast<int>(threads));
+    isa.kernels->head_bounds(w, {in.q, in.scale, in.sum, in.rows, in.stride}, t.first, t.last, upper, ld,
+                             lower.data() + thread * rows, at.data() + thread * rows);
+    team.barrier();
+    uint8_t* quants = tiles_.data() + thread * ((bytes + rows * kTile * 4 + 63) / 64 * 64);
+    float* scores = reinterpret_cast<float*>(quants + bytes);
+    // Threshold of each row: the exact score of the row with the largest lower bound of all.
+    std::vector<float> threshold(rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t leader = -1;
+      float value = -std::numeric_limits<float>::infinity();
+      for (int64_t i = 0; i < threads; ++i)
+        if (lower[i * rows + r] > value) value = lower[i * rows + r], leader = at[i * rows + r];
+      if (leader >= 0) {
+        exact_tile(head, in, leader / kTile, quants, scores);
+        value = scores[r * kTile + leader % kTile];
+      }
+      threshold[r] = value;
+      best[thread * rows + r] = -std::numeric_limits<float>::infinity();
+      token[thread * rows + r] = -1;
+    }
+    for (int64_t tile = t.first; tile < t.last; ++tile) {
+      bool any = false;
+      for (int64_t r = 0; r < rows; ++r) {
+        const float* u = upper + r * ld + tile * kTile;
+        float top = u[0];
+        for (int i = 1; i < kTile; ++i) top = std::max(top, u[i]);
+        any |= top >= threshold[r];
+      }
+      if (!any) continue;
+      exact_tile(head, in, tile, quants, scores);
+      exact[thread] += std::min<int64_t>(kTile, w.rows - tile * kTile);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < kTile && tile * kTile + i < w.rows; ++i)
+          if (scores[r * kTile + i] > best[thread * rows + r]) {
+            best[thread * rows + r] = scores[r * kTile + i];
+            token[thread * rows + r] = tile * kTile + i;
+          }
+    }
+  });
+  int64_t total = 0;
+  for (int64_t i = 0; i < threads; ++i) total += exact[i];
+  for (int64_t r = 0; r < rows; ++r) {
+    float value = -std::numeric_limits<float>::infinity();
+    tokens[r] = -1;
+    for (int64_t i = 0; i < threads; ++i)         // ascending ranges of tokens: the first of equals is the lowest
+      if (best[i * rows + r] > value) value = best[i * rows + r], tokens[r] = token[i * rows + r];
+  }
+  return total;
 }
 
 void Engine::normalise(const Norm& norm, const float* x, int64_t n, float* out) const {

@@ -15,8 +15,11 @@ struct Matrix {
   Kind kind;
   int64_t rows, cols;
   Buffer quants, scales;
+  Buffer low;                   // of a split head: quants then holds the high nibbles, low the low ones
+  bool split() const { return low.size() > 0; }
   Weights view() const { return {kind, rows, cols, quants.data(), scales.data()}; }
-  size_t bytes() const { return quants.size() + scales.size(); }
+  SplitHead planes() const { return {rows, cols, quants.data(), low.data(), scales.data()}; }
+  size_t bytes() const { return quants.size() + scales.size() + low.size(); }
 };
 
 enum class Precision : int32_t { i8, bf16, f32 };   // of the activations that enter a matrix product
@@ -83,6 +86,10 @@ class Engine {
   // out (rows x matrix rows, leading dimension ld) = x . W
   void run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld);
   void run(const Norm& norm, const float* x, int64_t rows, int64_t n, float* out);
+  // tokens[r] = argmax over the rows of x[r] . W, the lowest on ties; -1 where a score is not a number. Exactly what the
+  // whole product gives, reading the low nibbles only where the high ones leave a doubt. Returns how many output rows
+  // were scored exactly. The matrix must be split.
+  int64_t greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens);
 
   const Isa isa;
   Team team;
@@ -99,12 +106,17 @@ class Engine {
   Input input(int slot, int64_t rows, int64_t cols);
   void prepare(const Input& in, Precision precision, int64_t row, int64_t first_block, int64_t last_block) const;
   void multiply(const Linear& linear, const Input& in, int64_t first, int64_t last, float* out, int64_t ld) const;
+  void multiply_split(const Matrix& head, Precision precision, const Input& in, int64_t first, int64_t last, float* out,
+                      int64_t ld) const;
   void normalise(const Norm& norm, const float* x, int64_t n, float* out) const;
   void finish(const Norm& after, const float* y, int64_t n, float* x) const;
   void attend(const AttentionBlock& block, const BatchView& batch, const KvView& kv, float* qkv, int64_t ld, float* out,
               int thread);
 
-  Buffer inputs_[2], wide_[3], scratch_, parts_;
+  // Exact scores of tile t into out (rows x kTile floats); quants: work space of one q8_0 tile.
+  void exact_tile(const Matrix& head, const Input& in, int64_t t, uint8_t* quants, float* out) const;
+
+  Buffer inputs_[2], wide_[3], scratch_, parts_, tiles_;
 };
 
 }  // namespace ridgeline

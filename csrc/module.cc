@@ -54,8 +54,11 @@ KvType kv_of(const std::string& name) {
   return one_of<KvType>(name, {{"float32", KvType::f32}, {"bfloat16", KvType::bf16}, {"float16", KvType::f16}}, "KV cache dtype");
 }
 
-std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows, int64_t cols, bool quantise) {
+std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows, int64_t cols, bool quantise,
+                             bool split) {
   const Kind from = kind_of(type), kind = quantise ? Kind::q8_0 : from;
+  if (quantise && from != Kind::f32 && from != Kind::f16 && from != Kind::bf16)
+    throw std::invalid_argument(type + " weights are quantised already");
   const Source s = source(from);
   const int64_t n = static_cast<int64_t>(rows.shape(0)), row_bytes = static_cast<int64_t>(rows.shape(1));
   if (cols < 1 || cols % s.cols || row_bytes != cols / s.cols * s.bytes)
@@ -64,10 +67,28 @@ std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows
   auto m = std::make_shared<Matrix>();
   m->kind = kind, m->rows = n, m->cols = cols;
   const int64_t tiles = (n + kTile - 1) / kTile;
-  m->quants = Buffer(static_cast<size_t>(tiles * tile_quants(kind, cols)));
   m->scales = Buffer(static_cast<size_t>(tiles * tile_scales(kind, cols)));
   const uint8_t* data = rows.data();
   nb::gil_scoped_release free;
+  if (split) {
+    if (kind != Kind::q8_0) throw std::invalid_argument("only Q8_0 weights can be split");
+    m->quants = Buffer(static_cast<size_t>(tiles * tile_quants(kind, cols) / 2));
+    m->low = Buffer(static_cast<size_t>(tiles * tile_quants(kind, cols) / 2));
+    engine.team.run([&](int thread) {
+      const Range t = share(tiles, thread, engine.team.size());
+      const int64_t bytes = tile_quants(kind, cols);
+      Buffer tile(static_cast<size_t>(bytes));
+      for (int64_t i = t.first; i < t.last; ++i) {      // one tile at a time: no second copy of the matrix
+        const uint8_t* from_row = data + i * kTile * row_bytes;
+        uint8_t* s = m->scales.data() + i * tile_scales(kind, cols);
+        if (quantise) quantise_tiles(from, from_row, row_bytes, n - i * kTile, cols, 0, 1, tile.data(), s);
+        else pack_tiles(kind, from_row, row_bytes, n - i * kTile, cols, 0, 1, tile.data(), s);
+        split_tile(tile.data(), bytes, m->quants.data() + i * bytes / 2, m->low.data() + i * bytes / 2);
+      }
+    });
+    return m;
+  }
+  m->quants = Buffer(static_cast<size_t>(tiles * tile_quants(kind, cols)));
   engine.team.run([&](int thread) {
     const Range t = share(tiles, thread, engine.team.size());
     if (quantise) quantise_tiles(from, data, row_bytes, n, cols, t.first, t.last, m->quants.data(), m->scales.data());
@@ -117,16 +138,30 @@ Batch* make_batch(std::vector<int64_t> offsets, std::vector<int64_t> starts, Add
   return b.release();
 }
 
-void lookup(const Matrix& m, Address tokens, int64_t count, float scale, Address out) {
+void lookup(Engine& engine, const Matrix& m, Address tokens, int64_t count, Address out) {
   const int64_t* ids = reinterpret_cast<const int64_t*>(tokens);
   float* o = reinterpret_cast<float*>(out);
   for (int64_t i = 0; i < count; ++i)
     if (ids[i] < 0 || ids[i] >= m.rows) throw std::invalid_argument("token id " + std::to_string(ids[i]) + " is out of range");
   nb::gil_scoped_release free;
-  for (int64_t i = 0; i < count; ++i) {
-    unpack_row(m.view(), ids[i], o + i * m.cols);
-    for (int64_t c = 0; scale != 1.0f && c < m.cols; ++c) o[i * m.cols + c] *= scale;
-  }
+  const auto rows = [&](int64_t first, int64_t last) {
+    Buffer tile(m.split() ? static_cast<size_t>(m.planes().blocks() * 2 * kPlane) : 0);
+    for (int64_t i = first; i < last; ++i) {
+      if (!m.split()) {
+        unpack_row(m.view(), ids[i], o + i * m.cols);
+        continue;
+      }
+      const int64_t t = ids[i] / kTile;
+      engine.isa.kernels->head_tile(m.planes(), t, tile.data());
+      unpack_row({Kind::q8_0, kTile, m.cols, tile.data(), m.scales.data() + t * m.planes().blocks() * 32}, ids[i] % kTile,
+                 o + i * m.cols);
+    }
+  };
+  if (count < 8) return rows(0, count);
+  engine.team.run([&](int thread) {
+    const Range r = share(count, thread, engine.team.size());
+    rows(r.first, r.last);
+  });
 }
 
 // Bytes a second that the team reads from memory: the best of several passes over a buffer that no cache should hold.
@@ -176,7 +211,7 @@ NB_MODULE(_native, m) {
       .def_ro("rows", &Matrix::rows)
       .def_ro("cols", &Matrix::cols)
       .def_prop_ro("nbytes", &Matrix::bytes)
-      .def("lookup", &lookup, nb::arg("tokens"), nb::arg("count"), nb::arg("scale"), nb::arg("out"));
+      .def_prop_ro("split", &Matrix::split);
 
   nb::class_<Linear>(m, "Linear")
       .def("__init__", [](Linear* self, std::shared_ptr<Matrix> matrix, std::vector<float> bias, const std::string& precision) {
@@ -231,7 +266,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa.name); })
       .def_prop_ro("threads", [](const Engine& e) { return e.team.size(); })
       .def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
-      .def("pack", &pack, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false)
+      .def("lookup", &lookup, nb::arg("matrix"), nb::arg("tokens"), nb::arg("count"), nb::arg("out"))
+      .def("pack", &pack, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false, nb::arg("split") = false)
       .def("mlp", [](Engine& e, const MlpBlock& b, Address x, int64_t tokens) {
         e.run(b, reinterpret_cast<float*>(x), tokens);
       }, nb::arg("block"), nb::arg("x"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())
@@ -245,6 +281,12 @@ NB_MODULE(_native, m) {
       .def("linear", [](Engine& e, const Linear& l, Address x, int64_t rows, Address out) {
         e.run(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out), l.matrix->rows);
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
+      .def("greedy", [](Engine& e, const Linear& l, Address x, int64_t rows, Address tokens) {
+        if (!l.matrix->split()) throw std::invalid_argument("greedy needs a split head");
+        nb::gil_scoped_release free;
+        return e.greedy(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<int64_t*>(tokens));
+      }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("tokens"))
+      .def_prop_ro("prunes", [](const Engine& e) { return e.isa.kernels->head_bounds != nullptr; })
       .def("norm", [](Engine& e, const Norm& n, Address x, int64_t rows, int64_t cols, Address out) {
         e.run(n, reinterpret_cast<const float*>(x), rows, cols, reinterpret_cast<float*>(out));
       }, nb::arg("norm"), nb::arg("x"), nb::arg("rows"), nb::arg("cols"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>());

@@ -346,4 +346,13 @@ void unpack_row(const Weights& w, int64_t row, float* out) {
   });
 }
 
+void split_tile(const uint8_t* quants, int64_t bytes, uint8_t* high, uint8_t* low) {
+  for (int64_t b = 0; b < bytes; b += 2 * kPlane, quants += 2 * kPlane, high += kPlane, low += kPlane)
+    for (int i = 0; i < kPlane; ++i) {       // groups 0 to 3 of a block, then 4 to 7
+      const uint8_t x = quants[i], y = quants[i + kPlane];
+      high[i] = static_cast<uint8_t>((x >> 4) | (y & 0xf0));
+      low[i] = static_cast<uint8_t>((x & 15) | (y << 4));
+    }
+}
+
 }  // namespace ridgeline

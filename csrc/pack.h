@@ -47,6 +47,9 @@ void pack_tiles(Kind kind, const uint8_t* rows, int64_t row_bytes, int64_t n_row
 void quantise_tiles(Kind from, const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t cols, int64_t first_tile,
                     int64_t last_tile, uint8_t* quants, uint8_t* scales);
 
+// A q8_0 tile of `bytes` bytes of quants into its planes of high and of low nibbles (see SplitHead).
+void split_tile(const uint8_t* quants, int64_t bytes, uint8_t* high, uint8_t* low);
+
 // Row `row` of a packed matrix as fp32 (w.cols values), bit for bit what ggml's dequantisation of the source gives.
 void unpack_row(const Weights& w, int64_t row, float* out);
 

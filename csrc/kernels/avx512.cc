@@ -217,6 +217,8 @@ const Kernels* avx512_kernels() {
     k.gemm = gemm;
     k.gemm_float = avx512::gemm_float;
     k.gemm_bf16 = __builtin_cpu_supports("avx512bf16") ? avx512::gemm_bf16 : avx512::gemm_bf16_widened;
+    k.head_bounds = avx512::head_bounds;
+    k.head_tile = avx512::head_tile;
     return k;
   }();
   return &table;

@@ -11,6 +11,15 @@ void gemm_bf16(const Weights& w, const uint16_t* x, int64_t rows, int64_t stride
                float* out, int64_t ld);
 void gemm_bf16_widened(const Weights& w, const uint16_t* x, int64_t rows, int64_t stride, int64_t first, int64_t last,
                        float* out, int64_t ld);
+void head_bounds(const SplitHead& w, const Acts& x, int64_t first, int64_t last, float* upper, int64_t ld, float* lower,
+                 int64_t* at);
+void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants);
 }  // namespace avx512
+
+namespace scalar {
+void head_bounds(const SplitHead& w, const Acts& x, int64_t first, int64_t last, float* upper, int64_t ld, float* lower,
+                 int64_t* at);
+void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants);
+}  // namespace scalar
 
 }  // namespace ridgeline

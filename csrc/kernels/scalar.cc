@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "../packed.h"
+#include "parts.h"
 
 namespace ridgeline {
 namespace {
@@ -128,6 +129,8 @@ const Kernels* scalar_kernels() {
     k.gemm = gemm;
     k.gemm_float = gemm_float;
     k.gemm_bf16 = gemm_bf16;
+    k.head_bounds = scalar::head_bounds;
+    k.head_tile = scalar::head_tile;
     return k;
   }();
   return &table;

@@ -180,6 +180,9 @@ class Runner:
                 draws += [_Draw(s, want, w, result.result) for want in s.run.want if not isinstance(want, Hidden)]
         if not draws:
             return
+        draws = self._take_greedy(draws, hidden)
+        if not draws:
+            return
         index = [d.wanted.at(row - d.slice.first) for d in draws for row in d.rows]
         whole = index == list(range(len(hidden)))
         logits = self.model.logits(hidden if whole else hidden[index]).float()               # (N, V)
@@ -204,6 +207,26 @@ class Runner:
                 next(r for r in results if r.result is d.result).nan = True
 
 
+    def _take_greedy(self, draws: list[_Draw], hidden: Tensor) -> list[_Draw]:
+        """Serve the draws that need nothing but the most likely token without all logits, where the model's head can do
+        that; returns the others. The tokens are the same either way."""
+        plain = [d for d in draws if d.plain]
+        if self.model.pruned is None or not plain:
+            return draws
+        index = [d.wanted.at(row - d.slice.first) for d in plain for row in d.rows]
+        tokens = self.model.pruned(hidden if index == list(range(len(hidden))) else hidden[index])
+        if tokens is None:
+            return draws
+        flat, at = tokens.tolist(), 0
+        for d in plain:
+            d.result.tokens = flat[at:at + len(d.rows)]
+            at += len(d.rows)
+        if min(flat) < 0:
+            return draws                                   # not a number: the whole logits tell where
+        _verify([d for d in plain if isinstance(d.want, Verify)], hidden, ())
+        return [d for d in draws if not d.plain]
+
+
 class _Draw:
     """One Sample or Verify of one slice. rows: indexes into the run; told: the rows its resulting tokens come from."""
 
@@ -220,6 +243,15 @@ class _Draw:
     @property
     def sampled_q(self) -> bool:
         return isinstance(self.want, Verify) and self.want.q is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether only the most likely token of each row is wanted."""
+        if isinstance(self.want, Verify):
+            return self.want.q is None and self.slice.seq.plain_greedy
+        w = self.want
+        return (self.slice.seq.plain_greedy or (w.greedy and self.slice.seq.plain_masks)) and not (
+            w.forbid or w.confidence or w.keep_q)
 
     def contexts(self) -> list[RowContext]:
         """Each row with its own history: the committed output and the drafts on the way to the row."""

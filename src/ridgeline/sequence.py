@@ -80,6 +80,16 @@ class Sequence:
                     or p.min_tokens)
 
     @cached_property
+    def plain_masks(self) -> bool:
+        """Whether nothing changes the order of the logits, and nobody asks for them."""
+        p = self.params
+        return not self.needs_history and not p.logit_bias and p.allowed_token_ids is None and p.logprobs is None
+
+    @cached_property
+    def plain_greedy(self) -> bool:
+        return self.params.greedy and self.plain_masks
+
+    @cached_property
     def greedy_params(self) -> SamplingParams:
         return self.params if self.params.greedy else replace(self.params, temperature=0.0)
 

@@ -150,6 +150,8 @@ class CausalLM(nn.Module):
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
     feed_width: int | None = None
+    # Set where a backend can find the most likely tokens without all logits: (W, hidden) -> (W,) ids, or None if not now.
+    pruned: Callable[[Tensor], Tensor | None] | None = None
 
     @classmethod
     def complete(cls, values: dict[str, Any]) -> None:

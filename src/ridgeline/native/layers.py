@@ -101,15 +101,15 @@ class NativeNorm(nn.Module):
 class NativeEmbedding(nn.Module):
     """Rows of a packed matrix, dequantised as they are looked up."""
 
-    def __init__(self, matrix: Matrix):
+    def __init__(self, engine: Engine, matrix: Matrix):
         super().__init__()
-        self.matrix = matrix
+        self.engine, self.matrix = engine, matrix
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(T,) -> (T, hidden) fp32."""
         tokens = tokens.contiguous()
         out = torch.empty(len(tokens), self.matrix.cols)
-        self.matrix.lookup(tokens.data_ptr(), len(tokens), 1.0, out.data_ptr())
+        self.engine.lookup(self.matrix, tokens.data_ptr(), len(tokens), out.data_ptr())
         return out
 
 
@@ -124,6 +124,27 @@ class NativeHead(nn.Module):
         out = torch.empty(len(hidden), self.rows)
         self.engine.linear(self.linear, hidden.data_ptr(), len(hidden), out.data_ptr())
         return out
+
+
+class PrunedHead:
+    """The most likely tokens without all the logits. rows_scored counts output rows scored exactly, of rows_total."""
+
+    # Above, the product is bound by arithmetic and pruning only adds to it.
+    MOST_ROWS = 4
+
+    def __init__(self, engine: Engine, linear: Linear, rows: int):
+        self.engine, self.linear, self.rows = engine, linear, rows
+        self.rows_scored = self.rows_total = 0
+
+    def __call__(self, hidden: Tensor) -> Tensor | None:
+        """(W, hidden) fp32 -> (W,) int64, exactly the argmax of the logits, -1 for NaN; None for too many rows."""
+        if len(hidden) > self.MOST_ROWS:
+            return None
+        hidden = hidden.contiguous()
+        tokens = torch.empty(len(hidden), dtype=torch.int64)
+        self.rows_scored += self.engine.greedy(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr())
+        self.rows_total += self.rows
+        return tokens
 
 
 def native_batch(batch: Batch) -> _native.Batch:

@@ -29,6 +29,7 @@ from ridgeline.native.layers import (
     NativeMLP,
     NativeNorm,
     NativePart,
+    PrunedHead,
 )
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.dummy import dummy_tensor
@@ -39,6 +40,9 @@ _log = logging.getLogger(__name__)
 
 PAGE_MULTIPLE = 8                 # keys that a kernel reads in one go, all of one page
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+MOST_SPLIT_COLUMNS = 16384         # kHeadBlocks in csrc/kernels/head.h
 
 
 class Declined(Exception):
@@ -140,7 +144,7 @@ class _Builder:
     def source(self, name: str) -> From:
         return self.sources.get(name, From(name))
 
-    def matrix(self, name: str, module: nn.Linear | nn.Embedding) -> tuple[Any, str]:
+    def matrix(self, name: str, module: nn.Linear | nn.Embedding, *, head: bool = False) -> tuple[Any, str]:
         """A packed matrix and its type. raises Declined for a type without kernels."""
         rows, cols = module.weight.shape
         source = self.source(name)
@@ -156,11 +160,13 @@ class _Builder:
             kind, raw = self._rows(name, source, (rows, cols))
         quantise = self.quantization == "int8" and kind in ("F32", "F16", "BF16")
         try:
-            matrix = self.engine.pack(kind, raw, cols, quantise)
+            # Split heads serve greedy decoding by halves; exact arithmetic reads them whole anyway.
+            split = (head and (kind == "Q8_0" or quantise) and self.engine.prunes and self.precision == "int8"
+                     and cols <= MOST_SPLIT_COLUMNS)
+            matrix = self.engine.pack(kind, raw, cols, quantise, split)
         except ValueError as error:
             raise Declined(str(error)) from error
         self.done += rows * cols
-        self.nbytes += matrix.nbytes
         self.nbytes += matrix.nbytes
         if self.progress is not None:
             self.progress(self.done, self.total)
@@ -276,13 +282,16 @@ class _Builder:
                 self.taken.add(self.source("lm_head.weight").name)
                 if self.checkpoint.format != "dummy" and self.source(stored).name not in self.held:
                     stored = "lm_head.weight"
-            matrix, kind = self.matrix(stored, embed)
-            head, head_kind = (matrix, kind) if tied else self.matrix("lm_head.weight", model.lm_head)
+            matrix, kind = self.matrix(stored, embed, head=tied)
+            head, head_kind = (matrix, kind) if tied else self.matrix("lm_head.weight", model.lm_head, head=True)
         except Declined as reason:
             report.layers += [Lowered(n, reason=str(reason)) for n in ("model.embed_tokens", "lm_head")]
             return
-        model.model.embed_tokens = NativeEmbedding(matrix)
+        model.model.embed_tokens = NativeEmbedding(self.engine, matrix)
+        linear = _native.Linear(head, [], self.precision)
         model.lm_head = NativeHead(  # type: ignore[assignment]
-            self.engine, _native.Linear(head, [], self.precision), head.rows)
+            self.engine, linear, head.rows)
+        if head.split:
+            model.pruned = PrunedHead(self.engine, linear, head.rows)
         report.layers += [Lowered("model.embed_tokens", (kind,), matrix.nbytes),
                           Lowered("lm_head", (head_kind,), 0 if tied else head.nbytes)]

@@ -42,6 +42,10 @@ def distribution(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
 
 def argmax(logits: Tensor) -> Tensor:
     """Index of the largest logit of each row, the lowest on ties: (R, V) -> (R,). -1 if all are -inf or one is NaN."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        # numpy's takes 20 us for 262,144 logits, torch's 230.
+        best = torch.from_numpy(logits.numpy().argmax(-1))
+        return torch.where(logits.gather(1, best[:, None])[:, 0] > -torch.inf, best, -1)
     best = logits.argmax(-1)
     return torch.where(logits.amax(-1) > -torch.inf, best, -1)
 

@@ -60,24 +60,12 @@ def load_weights(
     unless known to be harmless.
     """
     slots = _slots(model)
-    declared = getattr(model, "sources", None)
-    sources: dict[str, From] = declared() if callable(declared) else {}
     if checkpoint.format == "dummy":
         _fill_dummy(slots, dtype, device, progress)
         return
+    sources = _sources(model)
+    plan = _plan(slots, sources, checkpoint)
     held = set(checkpoint.names())
-    plan: list[tuple[_Slot, From]] = []
-    missing: list[str] = []
-    for slot in slots:
-        candidates = [sources.get(name, From(name)) for name in slot.names]
-        found = next((source for source in candidates if source.name in held), None)
-        if found is None:
-            missing.append(candidates[0].name)
-        else:
-            plan.append((slot, found))
-    if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise ModelError(f"{checkpoint.path}: {len(missing)} tensors are missing: {shown}")
     _warn_of_leftovers(checkpoint, held - set(taken) - {sources.get(n, From(n)).name for slot in slots for n in slot.names})
 
     costs = [_cost(checkpoint, source) for _, source in plan]
@@ -88,6 +76,14 @@ def load_weights(
         done += cost
         if progress is not None:
             progress(done, sum(costs))
+
+
+def check_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Find out whether load_weights would succeed, from the headers alone. Raises ModelError and CorruptFile as it does."""
+    if checkpoint.format == "dummy":
+        return
+    for slot, source in _plan(_slots(model), _sources(model), checkpoint):
+        _check_shape(checkpoint, source, tuple(slot.tensor.shape), slot.names[0])
 
 
 def read_source(
@@ -109,6 +105,29 @@ def packed_source(checkpoint: Checkpoint, source: From) -> Packed | None:
         return packed
     low, high = source.rows
     return Packed(packed.type, (high - low, *packed.shape[1:]), packed.raw[low:high])
+
+
+def _sources(model: nn.Module) -> dict[str, From]:
+    declared = getattr(model, "sources", None)
+    return declared() if callable(declared) else {}
+
+
+def _plan(slots: list[_Slot], sources: dict[str, From], checkpoint: Checkpoint) -> list[tuple[_Slot, From]]:
+    """What fills each slot. Raises ModelError."""
+    held = set(checkpoint.names())
+    plan: list[tuple[_Slot, From]] = []
+    missing: list[str] = []
+    for slot in slots:
+        candidates = [sources.get(name, From(name)) for name in slot.names]
+        found = next((source for source in candidates if source.name in held), None)
+        if found is None:
+            missing.append(candidates[0].name)
+        else:
+            plan.append((slot, found))
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise ModelError(f"{checkpoint.path}: {len(missing)} tensors are missing: {shown}")
+    return plan
 
 
 def _slots(model: nn.Module) -> list[_Slot]:
