@@ -111,10 +111,7 @@ def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = N
     if native_reason(config) is None:
         from ridgeline.native.lower import lower
 
-        precision = config.activation_dtype
-        if precision == "auto":
-            precision = "float32" if config.dtype in ("float32", "float64") else "int8"
-        report = lower(found.model, found.checkpoint, precision=precision, quantization=config.quantization,
+        report = lower(found.model, found.checkpoint, precision=activation_dtype(config), quantization=config.quantization,
                        threads=config.threads or 0, strict=config.strict_native, page_size=config.block_size,
                        kv_dtype=found.layout.kv_dtype, progress=tell)
         dtype, tell = torch.float32, None      # native layers work on fp32 rows; what is left to torch goes along
@@ -122,6 +119,13 @@ def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = N
     load_weights(found.model, found.checkpoint, dtype=dtype, device=config.device, progress=tell,
                  taken=() if report is None else report.tensors)
     return report
+
+
+def activation_dtype(config: EngineConfig) -> str:
+    """Of native matrix products: int8, exact where the dtype asks for it, unless the configuration says otherwise."""
+    if config.activation_dtype != "auto":
+        return config.activation_dtype
+    return "float32" if config.dtype in ("float32", "float64") else "int8"
 
 
 def native_reason(config: EngineConfig) -> str | None:

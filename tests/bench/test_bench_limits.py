@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.bench.limits import Rows, Shape, _visible
+from ridgeline.bench.machine import Machine
+from ridgeline.bench.work import parse_work
+from ridgeline.config import EngineConfig
+from ridgeline.errors import ConfigError
+from ridgeline.llm import LLM
+from ridgeline.loading import describe
+from ridgeline.types import PagedKV
+
+MACHINE = Machine("test", 1, 1, None, bandwidth=1000.0, peak=1e6, peak_of="", torch="", python="", ridgeline="", load=0.0)
+SHAPE = Shape(layer_parameters=100, head_parameters=50, layer_bytes=60, head_bytes=40, heads=2,
+              attention=(PagedKV(1, 4, 4), PagedKV(1, 4, 4, window=3)), kv_itemsize=2, state_bytes=0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 8])
+@pytest.mark.parametrize("start, count", [(0, 1), (0, 7), (5, 1), (2, 6), (20, 9)])
+def test_visible_keys_are_those_of_a_causal_mask(start, count, window):
+    seen = sum(1 for q in range(start, start + count) for k in range(q + 1) if window is None or k > q - window)
+    assert _visible(start, count, window) == seen
+
+
+def test_bytes_of_a_pass():
+    """8 elements of 2 bytes a token and layer; the window of 3 sees 3 of 11 keys."""
+    assert SHAPE.bytes_read([Rows(10, 1, 1)]) == 60 + 40 + 16 * 11 + 16 * 3
+    assert SHAPE.bytes_read([Rows(0, 5, 0)]) == 60 + 16 * 5 + 16 * 5          # no row needs the head
+    both = SHAPE.bytes_read([Rows(10, 1, 1), Rows(10, 1, 1)])
+    assert both == 60 + 40 + 2 * (16 * 11 + 16 * 3)                           # weights once, keys of each sequence
+
+
+def test_operations_of_a_pass():
+    """Two a multiply-add: 2 heads x (4 + 4) wide for each key that is seen."""
+    assert SHAPE.operations([Rows(10, 1, 1)]) == 2 * 100 + 2 * 50 + 32 * 11 + 32 * 3
+    assert SHAPE.operations([Rows(0, 2, 0)]) == 2 * 2 * 100 + 32 * 3 + 32 * 3
+
+
+def test_each_pass_takes_the_longer_of_reading_and_computing():
+    read, computed = [Rows(10, 1, 1)], [Rows(0, 2000, 1)]
+    seconds = [SHAPE.seconds([p], MACHINE) for p in (read, computed)]
+    assert seconds == [SHAPE.bytes_read(read) / 1000, SHAPE.operations(computed) / 1e6]
+    assert SHAPE.seconds([read, computed], MACHINE) == pytest.approx(sum(seconds))
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_shape_of_a_loaded_model(model, backend, tied):
+    """Matrices of the tiny Llama: q, o 2 x 64 x 64, k, v 2 x 32 x 64, gate, up, down 3 x 96 x 64, in two layers."""
+    name, options = model(tie_word_embeddings=tied), {"load_format": "dummy", "backend": backend, "dtype": "bfloat16"}
+    llm = LLM(name, max_model_len=64, **options)
+    shape = Shape.of(llm.loaded, describe(name, EngineConfig.of({**options, "progress": False})))
+    layers, norms = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64), 2 * 2 * 64
+    assert (shape.layer_parameters, shape.head_parameters) == (layers, 512 * 64)
+    assert shape.layer_bytes == 2 * layers + (2 * norms if backend == "torch" else 0)
+    assert shape.head_bytes == 2 * 512 * 64
+    assert shape.attention == (PagedKV(2, 16, 16),) * 2 and shape.kv_itemsize == 2
+
+
+def test_quantised_weights_count_as_they_are_stored(model):
+    name, options = model(), {"load_format": "dummy", "backend": "native", "quantization": "int8"}
+    llm = LLM(name, max_model_len=64, **options)
+    shape = Shape.of(llm.loaded, describe(name, EngineConfig.of({**options, "progress": False})))
+    per_weight = shape.layer_bytes / shape.layer_parameters
+    assert 1 + 2 / 32 <= per_weight <= 1 + 4 / 32 + 0.01        # a byte, and a scale for 32
+
+
+def test_work_names():
+    pp, tg, behind, batch = parse_work("pp512, tg64,tg32@4096,d8")
+    assert (pp.sequences, pp.prompt_len, pp.steps) == (1, 512, 0)
+    assert (tg.sequences, tg.prompt_len, tg.steps) == (1, None, 64)
+    assert (behind.prompt_len, behind.steps, behind.positions(512)) == (4096, 32, 4129)
+    assert (batch.sequences, batch.prompt_len, batch.steps) == (8, 128, 48)
+
+
+@pytest.mark.parametrize("text", ["", "pp", "pp0", "d8@9", "pp8,", "tg-1", "prefill", "tg1@0", "pp99999999"])
+def test_other_names_are_refused_with_the_valid_ones(text):
+    with pytest.raises(ConfigError, match="valid: ppN .*tgN@C.*dN"):
+        parse_work(text)
