@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The CPU build of this release serves every target; the package itself accepts a range that contains it.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-slow lint types bench clean
+.PHONY: demo test test-slow test-native lint types bench clean
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,6 +23,11 @@ test: $(READY)  ## the default suite, in under five minutes on two cores
 
 test-slow: $(READY)  ## the tests that need minutes
 	$(BIN)/python -m pytest -m slow -n auto
+
+test-native: $(READY)  ## the C++ kernels against plain loops, with address and undefined-behaviour sanitizers
+	$(BIN)/cmake -S . -B build/native-tests -DRIDGELINE_TESTS=ON
+	$(BIN)/cmake --build build/native-tests --parallel
+	$(BIN)/ctest --test-dir build/native-tests --output-on-failure --parallel 2
 
 lint: $(READY)
 	$(BIN)/ruff check .
