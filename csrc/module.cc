@@ -54,46 +54,56 @@ KvType kv_of(const std::string& name) {
   return one_of<KvType>(name, {{"float32", KvType::f32}, {"bfloat16", KvType::bf16}, {"float16", KvType::f16}}, "KV cache dtype");
 }
 
-std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows, int64_t cols, bool quantise,
-                             bool split) {
+std::shared_ptr<Matrix> allocate(const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split) {
   const Kind from = kind_of(type), kind = quantise ? Kind::q8_0 : from;
-  if (quantise && from != Kind::f32 && from != Kind::f16 && from != Kind::bf16)
-    throw std::invalid_argument(type + " weights are quantised already");
+  if (rows < 1 || cols < 1 || cols % source(from).cols)
+    throw std::invalid_argument("no matrix of " + std::to_string(rows) + " x " + std::to_string(cols) + " " + type + " weights");
+  if (split && kind != Kind::q8_0) throw std::invalid_argument("only Q8_0 weights can be split");
+  auto m = std::make_shared<Matrix>();
+  m->kind = kind, m->rows = rows, m->cols = cols;
+  const size_t tiles = static_cast<size_t>((rows + kTile - 1) / kTile), quants = tiles * tile_quants(kind, cols);
+  m->scales = Buffer(tiles * tile_scales(kind, cols));
+  m->quants = Buffer(split ? quants / 2 : quants);
+  if (split) m->low = Buffer(quants / 2);
+  return m;
+}
+
+// Packs `rows` (of the type that the matrix was allocated for) from row `first_row` on, which begins a tile.
+void fill(Engine& engine, Matrix& m, const std::string& type, Bytes rows, int64_t first_row) {
+  const Kind from = kind_of(type);
   const Source s = source(from);
-  const int64_t n = static_cast<int64_t>(rows.shape(0)), row_bytes = static_cast<int64_t>(rows.shape(1));
-  if (cols < 1 || cols % s.cols || row_bytes != cols / s.cols * s.bytes)
+  const int64_t n = static_cast<int64_t>(rows.shape(0)), row_bytes = static_cast<int64_t>(rows.shape(1)), cols = m.cols;
+  if (row_bytes != cols / s.cols * s.bytes)
     throw std::invalid_argument("a row of " + std::to_string(cols) + " " + type + " weights cannot have " +
                                 std::to_string(row_bytes) + " bytes");
-  auto m = std::make_shared<Matrix>();
-  m->kind = kind, m->rows = n, m->cols = cols;
-  const int64_t tiles = (n + kTile - 1) / kTile;
-  m->scales = Buffer(static_cast<size_t>(tiles * tile_scales(kind, cols)));
+  if (first_row < 0 || first_row % kTile || first_row + n > m.rows || (first_row + n < m.rows && n % kTile))
+    throw std::invalid_argument("rows " + std::to_string(first_row) + " to " + std::to_string(first_row + n) +
+                                " are not whole tiles of a matrix of " + std::to_string(m.rows) + " rows");
+  const bool quantise = from != m.kind;
   const uint8_t* data = rows.data();
+  const int64_t tiles = (n + kTile - 1) / kTile, bytes = tile_quants(m.kind, cols), half = bytes / 2;
+  uint8_t* scales = m.scales.data() + first_row / kTile * tile_scales(m.kind, cols);
+  uint8_t* quants = m.quants.data() + first_row / kTile * (m.split() ? half : bytes);
+  uint8_t* low = m.low.data() + first_row / kTile * half;
   nb::gil_scoped_release free;
-  if (split) {
-    if (kind != Kind::q8_0) throw std::invalid_argument("only Q8_0 weights can be split");
-    m->quants = Buffer(static_cast<size_t>(tiles * tile_quants(kind, cols) / 2));
-    m->low = Buffer(static_cast<size_t>(tiles * tile_quants(kind, cols) / 2));
-    engine.team.run([&](int thread) {
-      const Range t = share(tiles, thread, engine.team.size());
-      const int64_t bytes = tile_quants(kind, cols);
-      Buffer tile(static_cast<size_t>(bytes));
-      for (int64_t i = t.first; i < t.last; ++i) {      // one tile at a time: no second copy of the matrix
-        const uint8_t* from_row = data + i * kTile * row_bytes;
-        uint8_t* s = m->scales.data() + i * tile_scales(kind, cols);
-        if (quantise) quantise_tiles(from, from_row, row_bytes, n - i * kTile, cols, 0, 1, tile.data(), s);
-        else pack_tiles(kind, from_row, row_bytes, n - i * kTile, cols, 0, 1, tile.data(), s);
-        split_tile(tile.data(), bytes, m->quants.data() + i * bytes / 2, m->low.data() + i * bytes / 2);
-      }
-    });
-    return m;
-  }
-  m->quants = Buffer(static_cast<size_t>(tiles * tile_quants(kind, cols)));
   engine.team.run([&](int thread) {
     const Range t = share(tiles, thread, engine.team.size());
-    if (quantise) quantise_tiles(from, data, row_bytes, n, cols, t.first, t.last, m->quants.data(), m->scales.data());
-    else pack_tiles(kind, data, row_bytes, n, cols, t.first, t.last, m->quants.data(), m->scales.data());
+    const auto pack = [&](const uint8_t* at, int64_t count, int64_t first, int64_t last, uint8_t* q, uint8_t* sc) {
+      if (quantise) quantise_tiles(from, at, row_bytes, count, cols, first, last, q, sc);
+      else pack_tiles(from, at, row_bytes, count, cols, first, last, q, sc);
+    };
+    if (!m.split()) return pack(data, n, t.first, t.last, quants, scales);
+    Buffer tile(static_cast<size_t>(bytes));
+    for (int64_t i = t.first; i < t.last; ++i) {      // one tile at a time: no second copy of the matrix
+      pack(data + i * kTile * row_bytes, n - i * kTile, 0, 1, tile.data(), scales + i * tile_scales(m.kind, cols));
+      split_tile(tile.data(), bytes, quants + i * half, low + i * half);
+    }
   });
+}
+
+std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows, int64_t cols, bool quantise, bool split) {
+  auto m = allocate(type, static_cast<int64_t>(rows.shape(0)), cols, quantise, split);
+  fill(engine, *m, type, rows, 0);
   return m;
 }
 
@@ -266,6 +276,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa.name); })
       .def_prop_ro("threads", [](const Engine& e) { return e.team.size(); })
       .def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
+      .def("allocate", [](Engine&, const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split) {
+        return allocate(type, rows, cols, quantise, split);
+      }, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false, nb::arg("split") = false)
+      .def("fill", &fill, nb::arg("matrix"), nb::arg("type"), nb::arg("rows"), nb::arg("first_row"))
       .def("lookup", &lookup, nb::arg("matrix"), nb::arg("tokens"), nb::arg("count"), nb::arg("out"))
       .def("pack", &pack, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false, nb::arg("split") = false)
       .def("mlp", [](Engine& e, const MlpBlock& b, Address x, int64_t tokens) {

@@ -39,9 +39,11 @@ from ridgeline.weights.mapping import From
 _log = logging.getLogger(__name__)
 
 PAGE_MULTIPLE = 8                 # keys that a kernel reads in one go, all of one page
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+ROWS_AT_ONCE = 16384
 MOST_SPLIT_COLUMNS = 16384         # kHeadBlocks in csrc/kernels/head.h
 
 
@@ -67,6 +69,7 @@ class Report:
     threads: int
     layers: list[Lowered] = field(default_factory=list)
     tensors: set[str] = field(default_factory=set)      # of the checkpoint, read here
+    parameters: int = 0                                 # in native matrices
 
     @property
     def declined(self) -> list[Lowered]:
@@ -75,6 +78,11 @@ class Report:
     @property
     def complete(self) -> bool:
         return not self.declined
+
+    @property
+    def nbytes(self) -> int:
+        """Of native matrices."""
+        return sum(layer.nbytes for layer in self.layers)
 
     def reasons(self, most: int = 5) -> str:
         """The reasons of declined layers, each with its layers: "no native X (a, b and 3 more); ..."."""
@@ -105,16 +113,21 @@ def lower(model: CausalLM, checkpoint: Checkpoint, *, precision: str = "int8", q
         raise ConfigError(f"{error}; available: {', '.join(_native.available())}") from error
     builder = _Builder(model, checkpoint, engine, precision, quantization, _cache_reason(page_size, kv_dtype), progress)
     report = Report(engine.isa, engine.threads)
-    for index, block in enumerate(model.model.layers):
-        model.model.layers[index] = builder.block(f"model.layers.{index}", block, report)
-    builder.norm(report)
-    builder.ends(report)
-    report.tensors = builder.taken
+    builder.walk(report)
     if report.declined:
         told = f"{len(report.declined)} of {len(report.layers)} layers are not native: {report.reasons()}"
         if strict:
             raise ConfigError(f"strict_native: {told}")
         _log.warning("%s: %s", checkpoint.path, told)
+    return report
+
+
+def survey(model: CausalLM, checkpoint: Checkpoint, *, quantization: str | None = None, threads: int = 0,
+           page_size: int = 16, kv_dtype: torch.dtype = torch.bfloat16) -> Report:
+    """What `lower` would report, from the headers alone; the model stays as it is. Bytes are those of the file's blocks:
+    packed, scales take a few percent more."""
+    report = Report(_native.available()[0], threads or _native.usable_cores())
+    _Builder(model, checkpoint, None, "int8", quantization, _cache_reason(page_size, kv_dtype), None).walk(report)
     return report
 
 
@@ -128,7 +141,9 @@ def _cache_reason(page_size: int, kv_dtype: torch.dtype) -> str | None:
 
 
 class _Builder:
-    def __init__(self, model: CausalLM, checkpoint: Checkpoint, engine: _native.Engine, precision: str,
+    """engine None: read headers only and leave the model as it is."""
+
+    def __init__(self, model: CausalLM, checkpoint: Checkpoint, engine: _native.Engine | None, precision: str,
                  quantization: str | None, cache_reason: str | None, progress: Callable[[int, int], None] | None):
         self.model, self.checkpoint, self.engine = model, checkpoint, engine
         self.precision, self.quantization, self.progress = precision, quantization, progress
@@ -138,6 +153,16 @@ class _Builder:
         self.total = sum(p.numel() for p in model.parameters())
         self.done = 0            # parameters
         self.nbytes = 0          # of packed matrices
+
+    def walk(self, report: Report) -> None:
+        layers = self.model.model.layers
+        for index, block in enumerate(layers):
+            native = self.block(f"model.layers.{index}", block, report)
+            if self.engine is not None:
+                layers[index] = native
+        self.norm(report)
+        self.ends(report)
+        report.tensors, report.parameters = self.taken, self.done
 
     # Weights.
 
@@ -152,41 +177,54 @@ class _Builder:
         packed = None
         if self.checkpoint.format != "dummy":
             packed = packed_source(self.checkpoint, source)
-        if packed is not None and packed.type.name in _native.types():
-            kind, raw = packed.type.name, np.ascontiguousarray(packed.raw)
-        elif packed is not None:
+        if packed is not None and packed.type.name not in _native.types():
             raise Declined(f"no native kernel for weights of type {packed.type.name}")
-        else:
-            kind, raw = self._rows(name, source, (rows, cols))
-        quantise = self.quantization == "int8" and kind in ("F32", "F16", "BF16")
+        kind = self._float_kind(source) if packed is None else packed.type.name
+        quantise = self.quantization == "int8" and kind in FLOATS
+        self.done += rows * cols
+        if self.engine is None:
+            stored = packed.raw.size if packed is not None else rows * cols * FLOATS[kind].itemsize
+            self.nbytes += rows * -(-cols // 32) * 34 if quantise else stored
+            return None, "Q8_0" if quantise else kind
+        raw = self._rows(name, source, FLOATS[kind], (rows, cols)) if packed is None else packed.raw
         try:
             # Split heads serve greedy decoding by halves; exact arithmetic reads them whole anyway.
             split = (head and (kind == "Q8_0" or quantise) and self.engine.prunes and self.precision == "int8"
                      and cols <= MOST_SPLIT_COLUMNS)
-            matrix = self.engine.pack(kind, raw, cols, quantise, split)
+            matrix = self.engine.allocate(kind, rows, cols, quantise, split)
+            for first in range(0, rows, ROWS_AT_ONCE):       # so that little of the mapped file is in memory at a time
+                self.engine.fill(matrix, kind, np.ascontiguousarray(raw[first:first + ROWS_AT_ONCE]), first)
+                if self.checkpoint.format != "dummy":
+                    self.checkpoint.release(source.name)
         except ValueError as error:
             raise Declined(str(error)) from error
-        self.done += rows * cols
         self.nbytes += matrix.nbytes
         if self.progress is not None:
             self.progress(self.done, self.total)
         return matrix, "Q8_0" if quantise else kind
 
-    def _rows(self, name: str, source: From, shape: tuple[int, int]) -> tuple[str, np.ndarray]:
+    def _float_kind(self, source: From) -> str:
+        """As stored, exact for what has to be dequantised first; made-up weights as most checkpoints have them."""
+        if self.checkpoint.format == "dummy":
+            return "BF16"
+        stored = self.checkpoint.kind(source.name)
+        return stored if stored in FLOATS else "F32"
+
+    def _rows(self, name: str, source: From, dtype: torch.dtype, shape: tuple[int, int]) -> np.ndarray:
         """A float matrix as the bytes of its rows."""
         if self.checkpoint.format == "dummy":
-            tensor = dummy_tensor(name, torch.Size(shape), torch.bfloat16, "cpu")
+            tensor = dummy_tensor(name, torch.Size(shape), dtype, "cpu")
         else:
-            stored = self.checkpoint.kind(source.name)
-            tensor = read_source(self.checkpoint, source, torch.float32 if stored == "F32" else torch.bfloat16)
-        kind = "F32" if tensor.dtype == torch.float32 else "BF16"
-        return kind, tensor.contiguous().view(torch.uint8).numpy().reshape(shape[0], -1)
+            tensor = read_source(self.checkpoint, source, dtype)
+        return tensor.contiguous().view(torch.uint8).numpy().reshape(shape[0], -1)
 
     def vector(self, name: str, size: int) -> list[float]:
-        if self.checkpoint.format == "dummy":
+        if self.checkpoint.format == "dummy" and self.engine is not None:
             return dummy_tensor(name, torch.Size([size]), torch.float32, "cpu").tolist()
         source = self.source(name)
         self.taken.add(source.name)
+        if self.engine is None:
+            return []
         values: list[float] = read_source(self.checkpoint, source, torch.float32).tolist()
         return values
 
@@ -194,7 +232,7 @@ class _Builder:
         matrix, kind = self.matrix(f"{name}.weight", module)
         kinds.append(kind)
         bias = [] if module.bias is None else self.vector(f"{name}.bias", module.out_features)
-        return _native.Linear(matrix, bias, self.precision)
+        return None if matrix is None else _native.Linear(matrix, bias, self.precision)
 
     def norm_of(self, name: str, module: nn.Module | None) -> Any:
         if module is None:
@@ -230,17 +268,18 @@ class _Builder:
                 parts.append(None)
         return block if all(part is None for part in parts) else NativeBlock(block, parts)
 
-    def _inner(self, name: str, inner: nn.Module, around: list[Any], kinds: list[str]) -> NativePart:
+    def _inner(self, name: str, inner: nn.Module, around: list[Any], kinds: list[str]) -> NativePart | None:
         if type(inner) is Attention:              # a subclass computes something else
             return self._attention(name, inner, around, kinds)
         if isinstance(inner, (GatedMLP, MLP)):
             gate = self.linear(f"{name}.gate_proj", inner.gate_proj, kinds) if isinstance(inner, GatedMLP) else None
             up = self.linear(f"{name}.up_proj", inner.up_proj, kinds)
             down = self.linear(f"{name}.down_proj", inner.down_proj, kinds)
-            return NativeMLP(self.engine, self._made(_native.MlpBlock, *around, gate, up, down, inner.act_name))
+            block = self._made(_native.MlpBlock, *around, gate, up, down, inner.act_name)
+            return None if self.engine is None else NativeMLP(self.engine, block)
         raise Declined(f"no native {type(inner).__name__}")
 
-    def _attention(self, name: str, inner: Attention, around: list[Any], kinds: list[str]) -> NativePart:
+    def _attention(self, name: str, inner: Attention, around: list[Any], kinds: list[str]) -> NativePart | None:
         if self.cache_reason is not None:
             raise Declined(self.cache_reason)
         norms = [_native.Norm(), _native.Norm()]
@@ -251,12 +290,11 @@ class _Builder:
         half = 0 if inner.rotary is None else len(inner.rotary.inv_freq)
         block = self._made(_native.AttentionBlock, *around, *norms, inner.norm_over == "head", *projections, inner.head_dim,
                            inner.scale, inner.softcap or 0.0, inner.window or 0, half)
-        return NativeAttention(self.engine, block, inner)
+        return None if self.engine is None else NativeAttention(self.engine, block, inner)
 
-    @staticmethod
-    def _made(kind: Any, *arguments: Any) -> Any:
+    def _made(self, kind: Any, *arguments: Any) -> Any:
         try:
-            return kind(*arguments)
+            return None if self.engine is None else kind(*arguments)
         except ValueError as error:
             raise Declined(str(error)) from error
 
@@ -265,7 +303,8 @@ class _Builder:
         try:
             size = self.model.config.hidden_size
             native = self.norm_of("model.norm", self.model.model.norm)
-            self.model.model.norm = NativeNorm(self.engine, native, size)
+            if self.engine is not None:
+                self.model.model.norm = NativeNorm(self.engine, native, size)
             report.layers.append(Lowered("model.norm"))
         except Declined as reason:
             report.layers.append(Lowered("model.norm", reason=str(reason)))
@@ -282,10 +321,16 @@ class _Builder:
                 self.taken.add(self.source("lm_head.weight").name)
                 if self.checkpoint.format != "dummy" and self.source(stored).name not in self.held:
                     stored = "lm_head.weight"
+            before = self.nbytes
             matrix, kind = self.matrix(stored, embed, head=tied)
+            embed_bytes = self.nbytes - before
             head, head_kind = (matrix, kind) if tied else self.matrix("lm_head.weight", model.lm_head, head=True)
         except Declined as reason:
             report.layers += [Lowered(n, reason=str(reason)) for n in ("model.embed_tokens", "lm_head")]
+            return
+        report.layers += [Lowered("model.embed_tokens", (kind,), embed_bytes),
+                          Lowered("lm_head", (head_kind,), self.nbytes - before - embed_bytes)]
+        if self.engine is None:
             return
         model.model.embed_tokens = NativeEmbedding(self.engine, matrix)
         linear = _native.Linear(head, [], self.precision)
@@ -293,5 +338,3 @@ class _Builder:
             self.engine, linear, head.rows)
         if head.split:
             model.pruned = PrunedHead(self.engine, linear, head.rows)
-        report.layers += [Lowered("model.embed_tokens", (kind,), matrix.nbytes),
-                          Lowered("lm_head", (head_kind,), 0 if tied else head.nbytes)]

@@ -80,6 +80,9 @@ class Checkpoint(ABC):
     def packed(self, name: str, *, transpose: bool = False) -> Packed | None:
         """The stored blocks of a matrix, or of its transpose; None where the file has no such row-wise form."""
 
+    def release(self, name: str) -> None:
+        """Give the memory behind a tensor that has been read back to the system, where it is a mapped file's."""
+
     def bytes_by_kind(self) -> dict[str, tuple[int, int]]:
         """{kind: (number of tensors, bytes in the file)}, most bytes first."""
         totals: dict[str, tuple[int, int]] = {}

@@ -89,6 +89,10 @@ class GGUFCheckpoint(Checkpoint):
             values = values[rows[0] : rows[1]]
         return values.to(device=device, dtype=dtype)
 
+    def release(self, name: str) -> None:
+        stored = self._layouts[name].stored
+        self._file_of[stored].release(stored)
+
     def packed(self, name: str, *, transpose: bool = False) -> Packed | None:
         layout = self._layouts[name]
         stored = self._stored(layout)
