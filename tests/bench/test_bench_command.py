@@ -10,8 +10,8 @@ from ridgeline.cli import main
 from ridgeline.llm import LLM
 
 DUMMY = ("--load-format", "dummy", "--threads", "1")
-RESULT = {"work", "tokens_per_s", "lowest_tokens_per_s", "highest_tokens_per_s", "limit_tokens_per_s", "share_of_limit", "bound",
-          "sequences", "prompt_tokens", "tokens", "passes", "bytes_per_pass", "operations_per_pass", "repeats"}
+RESULT = {"work", "tokens_per_s", "lowest_tokens_per_s", "highest_tokens_per_s", "limit_tokens_per_s", "share_of_limit",
+          "bound", "sequences", "prompt_tokens", "tokens", "passes", "bytes_per_pass", "operations_per_pass", "repeats"}
 
 
 @pytest.mark.parametrize("flags", [("--quantization", "int8"), ("--backend", "torch")])
@@ -72,7 +72,7 @@ def test_mistakes_are_one_line(model, capsys, arguments, message):
 
 
 def test_passes_of_a_batched_decode_hold_every_sequence(model):
-    """With a budget of 64 rows the prompts of 128 tokens come in pieces, and the first sequence decodes long before the last."""
+    """Prompts of 128 tokens come in pieces of 64 rows, and the first sequence decodes long before the last."""
     llm = LLM(model(), load_format="dummy", max_num_batched_tokens=64, max_num_seqs=3, enable_prefix_caching=False)
     work, = parse_work("d3")
     run = measure.run_once(llm, work, measure.prompts_of(llm, work))

@@ -76,5 +76,5 @@ def test_work_names():
 
 @pytest.mark.parametrize("text", ["", "pp", "pp0", "d8@9", "pp8,", "tg-1", "prefill", "tg1@0", "pp99999999"])
 def test_other_names_are_refused_with_the_valid_ones(text):
-    with pytest.raises(ConfigError, match="valid: ppN .*tgN@C.*dN"):
+    with pytest.raises(ConfigError, match=r"valid: ppN .*tgN@C.*dN"):
         parse_work(text)
