@@ -128,6 +128,17 @@ def activation_dtype(config: EngineConfig) -> str:
     return "float32" if config.dtype in ("float32", "float64") else "int8"
 
 
+def survey(found: LoadedModel, config: EngineConfig) -> Report | str:
+    """What `load` would report for a model without its weights, from the headers alone; or why all of it runs on torch."""
+    reason = native_reason(config)
+    if reason is not None:
+        return reason
+    from ridgeline.native.lower import survey as survey_layers
+
+    return survey_layers(found.model, found.checkpoint, quantization=config.quantization, threads=config.threads or 0,
+                         page_size=config.block_size, kv_dtype=found.layout.kv_dtype)
+
+
 def native_reason(config: EngineConfig) -> str | None:
     """Why no layer is lowered, or None where the native backend runs.
 

@@ -93,7 +93,7 @@ def test_chat_without_a_template(run: Any, folder: Path, bare: Path, tmp_path: P
 
 
 def test_info_counts_what_a_hand_counts(run: Any, folder: Path) -> None:
-    found = json.loads(run("info", folder, "--json", "--context", 100, "--batch", 3).out)
+    found = json.loads(run("info", folder, "--json", "--context", 100, "--batch", 3, "--backend", "torch").out)
     # Per layer: q (32 x 32), k and v (16 x 32 each), o (32 x 32); gate, up, down (48 x 32 each); two norms of 32.
     parameters = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 48 * 32 + 2 * 32) + 2 * 320 * 32 + 32
     assert found["parameters"] == parameters and found["embedding_parameters"] == 320 * 32
@@ -108,15 +108,16 @@ def test_info_counts_what_a_hand_counts(run: Any, folder: Path) -> None:
     # the embedded row and the last norm's input 2 x 32; fp32 logits.
     assert training["activations"] == 300 * (2 * (2 * (64 + 32 + 32 + 32 + 32 + 32 + 144) + 64) + 4 * 320)
     assert training["total"] == sum(v for k, v in training.items() if k != "total")
-    half = json.loads(run("info", folder, "--json", "--dtype", "bfloat16", "--kv-cache-dtype", "float32").out)
+    half = json.loads(run("info", folder, "--json", "--dtype", "bfloat16", "--kv-cache-dtype", "float32",
+                          "--backend", "torch").out)
     assert half["weight_bytes"] == 2 * parameters and half["kv_bytes_per_token"] == 256
 
 
 def test_info_of_a_hybrid_equals_what_is_loaded(run: Any, tmp_path: Path) -> None:
     write_model(tmp_path, model_type="qwen3_5_text", num_hidden_layers=4, full_attention_interval=2, linear_key_head_dim=8,
                 linear_value_head_dim=8, linear_num_key_heads=1, linear_num_value_heads=2, linear_conv_kernel_dim=4)
-    found = json.loads(run("info", tmp_path, "--json", "--dtype", "bfloat16", "--context", 1).out)
-    llm = LLM(tmp_path, dtype="bfloat16", threads=1)
+    found = json.loads(run("info", tmp_path, "--json", "--dtype", "bfloat16", "--context", 1, "--backend", "torch").out)
+    llm = LLM(tmp_path, dtype="bfloat16", threads=1, backend="torch")
     assert found["weight_bytes"] == sum(p.nbytes for p in llm.loaded.model.parameters())
     # Two of four layers: a state of 2 x 8 x 8 in fp32, and the last 3 inputs of the convolution over 2 x 8 + 16 channels.
     recurrent = [spec for spec in llm.loaded.layout.layers if isinstance(spec, Recurrent)]

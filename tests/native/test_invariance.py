@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from native_kit import PAGE, Paged, lowered, nmse, on_native, on_torch, tokens
-from tiny_checkpoint import write_checkpoint, write_model
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.decoding.base import Run
 from ridgeline.native import _native
+from tiny_checkpoint import write_checkpoint, write_model
 
 torch.set_num_threads(1)
 
@@ -30,7 +30,8 @@ PRODUCTS: dict[str, dict[str, Any]] = {
     "float32": {"activation_dtype": "float32"},
     "int8 weights, float32": {"activation_dtype": "float32", "quantization": "int8"},
 }
-CASES = pytest.mark.parametrize(("model", "products"), [(m, p) for m in MODELS for p in PRODUCTS if m == "grouped" or p == "int8"])
+CASES = pytest.mark.parametrize(("model", "products"), [
+    (m, p) for m in MODELS for p in PRODUCTS if m == "grouped" or p == "int8"])
 
 
 @pytest.fixture(scope="module")

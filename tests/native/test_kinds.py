@@ -154,10 +154,10 @@ def test_damaged_shapes_are_refused(kind: str) -> None:
     cols = columns(kind)[-1]
     raw, _ = matrix(kind, 3, cols)
     for bytes_, wrong in ((raw[:, :-1], cols), (raw, cols + 1), (raw, cols // 2), (raw, 0), (raw, -cols)):
-        with pytest.raises(ValueError, match=f"weights cannot have {bytes_.shape[1]} bytes"):
+        with pytest.raises(ValueError, match=f"{kind} weights"):
             engine.pack(kind, np.ascontiguousarray(bytes_), wrong)
     if kind not in FLOATS:
-        with pytest.raises(ValueError, match="weights cannot have"):
+        with pytest.raises(ValueError, match=f"{kind} weights"):
             engine.pack(kind, raw, cols + 16)
 
 

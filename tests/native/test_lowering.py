@@ -12,10 +12,10 @@ import pytest
 import torch
 from native_kit import PAGE, Paged, lowered, nmse, on_native, on_torch, tokens
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import write_model
 
 from ridgeline.errors import ConfigError, CorruptFile, ModelError
 from ridgeline.native import _native
+from tiny_checkpoint import write_model
 
 torch.set_num_threads(1)
 
@@ -229,7 +229,7 @@ def test_a_cache_without_kernels_declines_attention(options: dict[str, Any], rea
 
 
 def test_an_unknown_instruction_set_is_named() -> None:
-    with pytest.raises(ConfigError, match="no instruction set sse9; available: .*scalar"):
+    with pytest.raises(ConfigError, match=r"no instruction set sse9; available: .*scalar"):
         lowered(DATA / "llama", isa="sse9")
 
 
