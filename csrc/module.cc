@@ -15,6 +15,7 @@
 
 #include "blocks.h"
 #include "pack.h"
+#include "packed.h"
 
 namespace nb = nanobind;
 using namespace ridgeline;
@@ -58,6 +59,7 @@ std::shared_ptr<Matrix> allocate(const std::string& type, int64_t rows, int64_t 
   const Kind from = kind_of(type), kind = quantise ? Kind::q8_0 : from;
   if (rows < 1 || cols < 1 || cols % source(from).cols)
     throw std::invalid_argument("no matrix of " + std::to_string(rows) + " x " + std::to_string(cols) + " " + type + " weights");
+  if (quantise && !is_float(from)) throw std::invalid_argument(type + " weights are quantised already");
   if (split && kind != Kind::q8_0) throw std::invalid_argument("only Q8_0 weights can be split");
   auto m = std::make_shared<Matrix>();
   m->kind = kind, m->rows = rows, m->cols = cols;
