@@ -317,11 +317,14 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
 }
 
 // Every (row, KV head, tile of tokens) is one item. Items go to threads in turn: later tiles of a prefill see more keys.
-// A single decoding row has fewer items than threads, so its chunks are shared out too and combined in order.
+// Where a few decoding rows give fewer items than threads, the query heads of a KV head are shared out, and behind long
+// contexts the chunks, whose parts are combined in order. Neither changes a bit of the result.
 void Engine::attend(const AttentionBlock& block, const BatchView& batch, const KvView& kv, float* qkv, int64_t ld, float* out,
                     int thread) {
   const int threads = team.size();
-  const int64_t group = block.heads / block.kv_heads, d = block.d, nq = block.heads * d;
+  const int64_t d = block.d, nq = block.heads * d;
+  int64_t group = block.heads / block.kv_heads, shares = 1;        // query heads of an item; items of a KV head
+  while (batch.tokens == batch.rows && batch.rows * block.kv_heads * shares < threads && group % 2 == 0) group /= 2, shares *= 2;
   const int64_t step = std::max<int64_t>(1, kRowTile / group);
   const int64_t out_ld = round32(nq), bytes = kv_bytes(kv.type);
   const size_t scratch = static_cast<size_t>(attention_scratch(d, d) + 15) / 16 * 16;
@@ -329,7 +332,7 @@ void Engine::attend(const AttentionBlock& block, const BatchView& batch, const K
   int64_t whole = 0, longest = 0;
   for (int64_t r = 0; r < batch.rows; ++r) {
     const int64_t n = batch.offsets[r + 1] - batch.offsets[r];
-    whole += (n + step - 1) / step * block.kv_heads;
+    whole += (n + step - 1) / step * block.kv_heads * shares;
     longest = std::max(longest, batch.starts[r] + n);
   }
   const bool split = whole < 2 * threads && longest > kChunk;
@@ -342,10 +345,11 @@ void Engine::attend(const AttentionBlock& block, const BatchView& batch, const K
     int64_t item = 0;
     for (int64_t r = 0; r < batch.rows; ++r) {
       const int64_t a = batch.offsets[r], n = batch.offsets[r + 1] - a;
-      for (int64_t h = 0; h < block.kv_heads; ++h) {
+      for (int64_t part_of = 0; part_of < block.kv_heads * shares; ++part_of) {
+        const int64_t h = part_of / shares;
         AttentionTask task{};
-        task.q = qkv + a * ld + h * group * d, task.q_token = ld, task.q_head = d;
-        task.out = out + a * out_ld + h * group * d, task.out_token = out_ld, task.out_head = d;
+        task.q = qkv + a * ld + part_of * group * d, task.q_token = ld, task.q_head = d;
+        task.out = out + a * out_ld + part_of * group * d, task.out_token = out_ld, task.out_head = d;
         task.tokens = n, task.group = group, task.d = d, task.dv = d;
         task.scale = block.scale, task.softcap = block.softcap, task.window = block.window;
         task.pages = batch.page_table + r * batch.pages, task.page_size = batch.page_size;

@@ -82,6 +82,8 @@ void fill(Engine& engine, Matrix& m, const std::string& type, Bytes rows, int64_
     throw std::invalid_argument("rows " + std::to_string(first_row) + " to " + std::to_string(first_row + n) +
                                 " are not whole tiles of a matrix of " + std::to_string(m.rows) + " rows");
   const bool quantise = from != m.kind;
+  if (quantise && !(is_float(from) && m.kind == Kind::q8_0))
+    throw std::invalid_argument("a matrix of another type cannot take " + type + " weights");
   const uint8_t* data = rows.data();
   const int64_t tiles = (n + kTile - 1) / kTile, bytes = tile_quants(m.kind, cols), half = bytes / 2;
   uint8_t* scales = m.scales.data() + first_row / kTile * tile_scales(m.kind, cols);

@@ -101,7 +101,7 @@ class Sequence:
         if self.run is None:
             return min(most, ahead + align), most
         left, align = len(self.run.tokens) - self.offset, self.run.align
-        return left if left < self.run.tail() + align else align, max(left, most)
+        return left if left < self.run.tail + align else align, max(left, most)
 
     def slice_end(self, rows: int) -> int:
         """Where a slice of at most `rows` tokens of the run may end: index into the run, `offset` if nowhere."""
@@ -109,7 +109,7 @@ class Sequence:
         n, align = len(self.run.tokens), self.run.align
         if n - self.offset <= rows:
             return n
-        end = min(self.offset + rows, n - self.run.tail())
+        end = min(self.offset + rows, n - self.run.tail)
         if align > 1:
             start = self.store.length(self.id, self.run.role) - self.offset if self.run.at is None else self.run.at
             end -= (start + end) % align

@@ -149,6 +149,58 @@ def test_quantising_at_load_keeps_half_a_step(kind: str, cols: int) -> None:
 
 
 @EVERY
+def test_a_matrix_is_filled_in_parts(kind: str) -> None:
+    engine = _native.Engine("", 2)
+    cols = columns(kind)[-1]
+    raw, values = matrix(kind, 83, cols)
+    packed = engine.allocate(kind, 83, cols)
+    for first, last in ((48, 83), (0, 16), (16, 48)):
+        engine.fill(packed, kind, raw[first:last], first)
+    ids, out = torch.arange(83), torch.empty(83, cols)
+    engine.lookup(packed, ids.data_ptr(), 83, out.data_ptr())
+    assert torch.equal(out, values)
+    for first, rows in ((0, 17), (8, 16), (80, 16), (-16, 16), (96, 0)):
+        with pytest.raises(ValueError, match="are not whole tiles of a matrix of 83 rows"):
+            engine.fill(packed, kind, raw[:rows], first)
+    other = "Q5_0" if kind == "F32" else "F32"
+    with pytest.raises(ValueError, match=f"cannot take {other} weights"):
+        engine.fill(packed, other, matrix(other, 16, cols + -cols % 32)[0][:, :-(-cols // 32) * 22 if other == "Q5_0" else 4 * cols], 0)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in _native.available() if _native.Engine(isa, 1).prunes])
+@pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
+def test_the_most_likely_row_without_all_products(isa: str, kind: str) -> None:
+    """A head in two planes of nibbles: the same values, the same products, and the argmax of these, the first on ties."""
+    engine = _native.Engine(isa, 3)
+    for rows, cols in ((1, 32), (17, 64), (1000, 640), (4099, 256)):
+        raw, _ = matrix(kind, rows, cols)
+        plain, split = (engine.pack(kind, raw, cols, kind != "Q8_0", planes) for planes in (False, True))
+        assert split.split and not plain.split and split.nbytes == plain.nbytes
+        ids, out, again = torch.arange(rows), torch.empty(rows, cols), torch.empty(rows, cols)
+        engine.lookup(plain, ids.data_ptr(), rows, out.data_ptr())
+        engine.lookup(split, ids.data_ptr(), rows, again.data_ptr())
+        assert torch.equal(out, again)
+        x = torch.randn(6, cols, generator=torch.Generator().manual_seed(1))
+        x[4], x[5] = 0, out[rows // 2] / out[rows // 2].norm()       # every score equal; one row far ahead
+        scores = multiply(engine, plain, x, "int8")
+        assert torch.equal(multiply(engine, split, x, "int8"), scores)
+        # torch.argmax says nothing of ties
+        expected = [row.index(max(row)) for row in scores.tolist()]
+        linear = _native.Linear(split, [], "int8")
+        for m in range(1, 7):
+            tokens = torch.full((m + 1,), -5)
+            scored = engine.greedy(linear, x.data_ptr(), m, tokens.data_ptr())
+            assert tokens.tolist() == [*expected[:m], -5] and 0 < scored
+        one = torch.zeros(1, dtype=torch.int64)
+        scored = engine.greedy(linear, x[5:].data_ptr(), 1, one.data_ptr())
+        assert scored <= max(16 * 4, rows // 4), "a clear winner needs few exact scores"
+        x[0, cols // 2] = float("nan")
+        tokens = torch.zeros(2, dtype=torch.int64)
+        engine.greedy(linear, x.data_ptr(), 2, tokens.data_ptr())
+        assert tokens.tolist() == [-1, expected[1]]
+
+
+@EVERY
 def test_damaged_shapes_are_refused(kind: str) -> None:
     engine = _native.Engine("", 1)
     cols = columns(kind)[-1]

@@ -13,7 +13,10 @@ import torch
 from native_kit import PAGE, Paged, lowered, nmse, on_native, on_torch, tokens
 from safetensors.torch import load_file, save_file
 
+from ridgeline import LLM
+from ridgeline.config import EngineConfig
 from ridgeline.errors import ConfigError, CorruptFile, ModelError
+from ridgeline.loading import build, load, open_model, survey
 from ridgeline.native import _native
 from tiny_checkpoint import write_model
 
@@ -270,10 +273,44 @@ def test_made_up_weights_need_only_a_config(tmp_path: Path) -> None:
     assert nmse(Paged(model).logits(prompts(320)), Paged(on_torch(tmp_path, load_format="dummy")).logits(prompts(320))) < 1e-4
 
 
-def test_progress_ends_with_everything(tmp_path: Path) -> None:
-    from ridgeline.config import EngineConfig
-    from ridgeline.loading import build, load, open_model
+@EVERY
+@pytest.mark.parametrize("file", ["", "model-q8_0.gguf"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_survey_says_what_lowering_does(family: str, file: str, quantization: str | None) -> None:
+    """From the headers alone, as `ridgeline info` tells it."""
+    path, config = DATA / family / file, EngineConfig(threads=1, quantization=quantization)
+    found = build(open_model(str(path), config), config)
+    before = [type(module) for module in found.model.modules()]
+    expected = survey(found, config)
+    assert not isinstance(expected, str)
+    assert [type(module) for module in found.model.modules()] == before
+    report = load(found, config)
+    assert report is not None
+    assert (report.isa, report.threads, report.parameters) == (expected.isa, expected.threads, expected.parameters)
+    assert [(x.name, x.kinds, x.reason) for x in report.layers] == [(x.name, x.kinds, x.reason) for x in expected.layers]
+    assert 0 < expected.nbytes <= report.nbytes
 
+
+def test_the_report_stays_with_the_model(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    llm = LLM(tmp_path, threads=1, num_pages=8)
+    assert llm.loaded.report is not None and llm.loaded.report.complete
+    assert LLM(tmp_path, threads=1, num_pages=8, backend="torch").loaded.report is None
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float64"}, {"dtype": "float64", "quantization": "int8", "backend": "auto"},
+                                     {"dtype": "float64", "strict_native": True, "backend": "auto"}])
+def test_what_cannot_run_natively_is_an_error_where_it_was_asked_for(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="computes in float32, and dtype is 'float64'"):
+        on_native(DATA / "llama", **options)
+
+
+def test_float64_runs_on_torch_and_says_so() -> None:
+    config = EngineConfig(dtype="float64")
+    assert "float64" in str(survey(build(open_model(str(DATA / "llama"), config), config), config))
+
+
+def test_progress_ends_with_everything(tmp_path: Path) -> None:
     write_model(tmp_path)
     config, told = EngineConfig(backend="native"), []
     load(build(open_model(str(tmp_path), config), config), config, lambda name, done, total: told.append((done, total)))

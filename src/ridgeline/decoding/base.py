@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -106,6 +107,7 @@ class Run:
     def written(self) -> int:
         return len(self.tokens) if self.write is True else int(self.write)
 
+    @cached_property
     def tail(self) -> int:
         """How many of the last tokens belong in one slice: drafts with their root, a tree, rows that leave no trace."""
         n = len(self.tokens)
