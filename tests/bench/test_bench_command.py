@@ -11,7 +11,8 @@ from ridgeline.llm import LLM
 
 DUMMY = ("--load-format", "dummy", "--threads", "1")
 RESULT = {"work", "tokens_per_s", "lowest_tokens_per_s", "highest_tokens_per_s", "limit_tokens_per_s", "share_of_limit",
-          "bound", "sequences", "prompt_tokens", "tokens", "passes", "bytes_per_pass", "operations_per_pass", "repeats"}
+          "bound", "sequences", "prompt_tokens", "tokens", "passes", "bytes_per_pass", "operations_per_pass",
+          "head_rows_scored", "repeats"}
 
 
 @pytest.mark.parametrize("flags", [("--quantization", "int8"), ("--backend", "torch")])
@@ -27,6 +28,11 @@ def test_latency_prints_one_object(model, capsys, flags):
         assert set(result) == RESULT and result["repeats"] == 2
         assert 0 < result["lowest_tokens_per_s"] <= result["tokens_per_s"] <= result["highest_tokens_per_s"]
         assert result["share_of_limit"] == pytest.approx(result["tokens_per_s"] / result["limit_tokens_per_s"])
+    pruned = {r["work"]: r["head_rows_scored"] for r in found["results"]}
+    if "torch" in flags:
+        assert set(pruned.values()) == {None}
+    else:                      # greedy decoding of few rows scores the leading candidate and what could still beat it
+        assert pruned["tg6"] is None or 1 / 512 <= pruned["tg6"] <= 1
     assert [(r["tokens"], r["passes"]) for r in found["results"]] == [(40, 1), (6, 6), (3 * 48, 48), (4, 4)]
 
 

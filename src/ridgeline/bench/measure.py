@@ -20,11 +20,13 @@ from ridgeline.types import TARGET, EngineRequest, RequestMetrics
 
 @dataclass(frozen=True)
 class Timed:
-    """Of one run: tokens and the seconds they took; passes: the target's forward passes within that time."""
+    """Of one run: tokens and the seconds they took; passes: the target's forward passes within that time; head_rows: of
+    passes through a pruned head, the rows that were scored exactly and all."""
 
     tokens: int
     seconds: float
     passes: Sequence[Pass]
+    head_rows: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Result:
     passes: int
     bytes_per_pass: int       # on average, read
     operations_per_pass: int
+    head_rows_scored: float | None     # share of a pruned head's rows that were scored exactly; None: no pass was pruned
     repeats: int
 
     def as_json(self) -> dict[str, Any]:
@@ -66,10 +69,11 @@ def summarise(name: str, runs: Sequence[Timed], shape: Shape, machine: Machine, 
     least = shape.seconds(last.passes, machine)
     memory = sum(b / machine.bandwidth for b, o in zip(read, computed)
                  if b / machine.bandwidth >= o / machine.peak)
+    scored, total = (sum(run.head_rows[i] for run in runs) for i in range(2))
     rate, limit = statistics.median(rates), last.tokens / least
     return Result(name, rate, min(rates), max(rates), limit, rate / limit, "memory" if 2 * memory >= least else "compute",
                   sequences, prompt_tokens, last.tokens, len(read), round(statistics.fmean(read)),
-                  round(statistics.fmean(computed)), len(runs))
+                  round(statistics.fmean(computed)), scored / total if total else None, len(runs))
 
 
 def prompts_of(llm: LLM, work: Work) -> list[list[int]]:
@@ -83,14 +87,15 @@ def prompts_of(llm: LLM, work: Work) -> list[list[int]]:
 def run_once(llm: LLM, work: Work, prompts: Sequence[Sequence[int]]) -> Timed:
     """Prefill: all tokens over the time from arrival to the first token. Decode: the tokens of `steps` steps that follow
     the step in which the last sequence got its first token, over the time of these steps."""
-    output_len = work.output_len(llm.config.max_num_batched_tokens)
+    output_len, scored = work.output_len(llm.config.max_num_batched_tokens), head_rows(llm)
     with recorded(llm) as passes, requests(llm, work.name, prompts, output_len) as metrics:
         while any(m.first_token is None for m in metrics):
             step(llm)
         start = max(m.first_token or 0.0 for m in metrics)
         if not work.steps:
-            return Timed(sum(map(len, prompts)), start - min(m.arrival for m in metrics), list(passes))
-        before, done = sum(m.completion_tokens for m in metrics), len(passes)
+            return Timed(sum(map(len, prompts)), start - min(m.arrival for m in metrics), list(passes),
+                         _less(head_rows(llm), scored))
+        before, done, scored = sum(m.completion_tokens for m in metrics), len(passes), head_rows(llm)
         for _ in range(work.steps):
             step(llm)
         end = max(m.last_token or 0.0 for m in metrics)
@@ -99,7 +104,7 @@ def run_once(llm: LLM, work: Work, prompts: Sequence[Sequence[int]]) -> Timed:
             raise ConfigError(f"{work.name}: the cache of {llm.engine.store.num_pages * llm.config.block_size} tokens does not "
                               f"hold {work.sequences} sequences of {len(prompts[0]) + output_len} together; give it more "
                               "--kv-cache-memory-bytes")
-        return Timed(tokens, end - start, passes[done:])
+        return Timed(tokens, end - start, passes[done:], _less(head_rows(llm), scored))
 
 
 def throughput(llm: LLM, shape: Shape, machine: Machine, *, num_prompts: int, input_len: int, output_len: int,
@@ -121,11 +126,13 @@ def throughput(llm: LLM, shape: Shape, machine: Machine, *, num_prompts: int, in
 
 
 def served(llm: LLM, prompts: Sequence[Sequence[int]], output_len: int) -> tuple[Timed, list[RequestMetrics]]:
+    scored = head_rows(llm)
     with recorded(llm) as passes, requests(llm, "throughput", prompts, output_len) as metrics:
         while any(m.finished is None for m in metrics):
             step(llm)
         span = max(m.finished or 0.0 for m in metrics) - min(m.arrival for m in metrics)
-        return Timed(sum(m.completion_tokens for m in metrics), span, list(passes)), metrics
+        tokens = sum(m.completion_tokens for m in metrics)
+        return Timed(tokens, span, list(passes), _less(head_rows(llm), scored)), metrics
 
 
 @contextmanager
@@ -165,6 +172,16 @@ def recorded(llm: LLM) -> Iterator[list[Pass]]:
         yield passes
     finally:
         del runner.execute
+
+
+def head_rows(llm: LLM) -> tuple[int, int]:
+    """Rows scored exactly and all rows, of every pass so far through a head that prunes."""
+    pruned = llm.loaded.model.pruned
+    return (getattr(pruned, "rows_scored", 0), getattr(pruned, "rows_total", 0))
+
+
+def _less(after: tuple[int, int], before: tuple[int, int]) -> tuple[int, int]:
+    return after[0] - before[0], after[1] - before[1]
 
 
 def _wanted(piece: Slice) -> int:

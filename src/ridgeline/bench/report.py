@@ -10,7 +10,7 @@ from ridgeline.llm import LLM
 
 COLUMNS = (("work", "work"), ("tokens/s", "tokens_per_s"), ("lowest", "lowest_tokens_per_s"),
            ("highest", "highest_tokens_per_s"), ("limit", "limit_tokens_per_s"), ("share", "share_of_limit"),
-           ("bound by", "bound"))
+           ("bound by", "bound"), ("head rows", "head_rows_scored"))
 
 
 def model_json(llm: LLM, shape: Shape) -> dict[str, Any]:
@@ -65,7 +65,9 @@ def served(result: dict[str, Any]) -> str:
 def _cell(field: str, value: Any) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:.1%}" if field == "share_of_limit" else f"{value:.1f}"
+    if value is None:
+        return "all"
+    return f"{value:.1%}" if field in ("share_of_limit", "head_rows_scored") else f"{value:.1f}"
 
 
 def _name(dtype: Any) -> str:
