@@ -16,6 +16,7 @@
 #include "blocks.h"
 #include "pack.h"
 #include "packed.h"
+#include "kernels/head.h"
 
 namespace nb = nanobind;
 using namespace ridgeline;
@@ -60,7 +61,8 @@ std::shared_ptr<Matrix> allocate(const std::string& type, int64_t rows, int64_t 
   if (rows < 1 || cols < 1 || cols % source(from).cols)
     throw std::invalid_argument("no matrix of " + std::to_string(rows) + " x " + std::to_string(cols) + " " + type + " weights");
   if (quantise && !is_float(from)) throw std::invalid_argument(type + " weights are quantised already");
-  if (split && kind != Kind::q8_0) throw std::invalid_argument("only Q8_0 weights can be split");
+  if (split && (kind != Kind::q8_0 || cols > kHeadBlocks * kBlock))
+    throw std::invalid_argument("only Q8_0 weights of up to " + std::to_string(kHeadBlocks * kBlock) + " columns can be split");
   auto m = std::make_shared<Matrix>();
   m->kind = kind, m->rows = rows, m->cols = cols;
   const size_t tiles = static_cast<size_t>((rows + kTile - 1) / kTile), quants = tiles * tile_quants(kind, cols);
@@ -301,6 +303,7 @@ NB_MODULE(_native, m) {
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
       .def("greedy", [](Engine& e, const Linear& l, Address x, int64_t rows, Address tokens) {
         if (!l.matrix->split()) throw std::invalid_argument("greedy needs a split head");
+        if (rows < 1 || rows > kHeadRows) throw std::invalid_argument("greedy takes 1 to " + std::to_string(kHeadRows) + " rows");
         nb::gil_scoped_release free;
         return e.greedy(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<int64_t*>(tokens));
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("tokens"))

@@ -162,9 +162,14 @@ def test_a_matrix_is_filled_in_parts(kind: str) -> None:
     for first, rows in ((0, 17), (8, 16), (80, 16), (-16, 16), (96, 0)):
         with pytest.raises(ValueError, match="are not whole tiles of a matrix of 83 rows"):
             engine.fill(packed, kind, raw[:rows], first)
-    other = "Q5_0" if kind == "F32" else "F32"
+
+
+@pytest.mark.parametrize(("kind", "other"), [("Q8_0", "Q4_0"), ("F32", "Q8_0"), ("F32", "BF16"), ("Q4_0", "F32")])
+def test_a_matrix_takes_one_type(kind: str, other: str) -> None:
+    engine = _native.Engine("", 1)
+    packed = engine.allocate(kind, 16, 64)
     with pytest.raises(ValueError, match=f"cannot take {other} weights"):
-        engine.fill(packed, other, matrix(other, 16, cols + -cols % 32)[0][:, :-(-cols // 32) * 22 if other == "Q5_0" else 4 * cols], 0)
+        engine.fill(packed, other, matrix(other, 16, 64)[0], 0)
 
 
 @pytest.mark.parametrize("isa", [isa for isa in _native.available() if _native.Engine(isa, 1).prunes])
@@ -180,24 +185,33 @@ def test_the_most_likely_row_without_all_products(isa: str, kind: str) -> None:
         engine.lookup(plain, ids.data_ptr(), rows, out.data_ptr())
         engine.lookup(split, ids.data_ptr(), rows, again.data_ptr())
         assert torch.equal(out, again)
-        x = torch.randn(6, cols, generator=torch.Generator().manual_seed(1))
-        x[4], x[5] = 0, out[rows // 2] / out[rows // 2].norm()       # every score equal; one row far ahead
+        x = torch.randn(5, cols, generator=torch.Generator().manual_seed(1))
+        x[2], x[3] = 0, out[rows // 2] / out[rows // 2].norm()       # every score equal; one row far ahead
         scores = multiply(engine, plain, x, "int8")
         assert torch.equal(multiply(engine, split, x, "int8"), scores)
         # torch.argmax says nothing of ties
         expected = [row.index(max(row)) for row in scores.tolist()]
         linear = _native.Linear(split, [], "int8")
-        for m in range(1, 7):
+        for m in range(1, 5):
             tokens = torch.full((m + 1,), -5)
             scored = engine.greedy(linear, x.data_ptr(), m, tokens.data_ptr())
-            assert tokens.tolist() == [*expected[:m], -5] and 0 < scored
+            assert tokens.tolist() == [*expected[:m], -5] and scored > 0
         one = torch.zeros(1, dtype=torch.int64)
-        scored = engine.greedy(linear, x[5:].data_ptr(), 1, one.data_ptr())
+        scored = engine.greedy(linear, x[3:].data_ptr(), 1, one.data_ptr())
         assert scored <= max(16 * 4, rows // 4), "a clear winner needs few exact scores"
         x[0, cols // 2] = float("nan")
         tokens = torch.zeros(2, dtype=torch.int64)
         engine.greedy(linear, x.data_ptr(), 2, tokens.data_ptr())
         assert tokens.tolist() == [-1, expected[1]]
+        for m in (0, 5):
+            with pytest.raises(ValueError, match="greedy takes 1 to 4 rows"):
+                engine.greedy(linear, x.data_ptr(), m, tokens.data_ptr())
+    with pytest.raises(ValueError, match="needs a split head"):
+        engine.greedy(_native.Linear(plain, [], "int8"), x.data_ptr(), 1, tokens.data_ptr())
+    with pytest.raises(ValueError, match="up to 16384 columns can be split"):
+        engine.allocate("Q8_0", 1, 16416, False, True)
+    with pytest.raises(ValueError, match="can be split"):
+        engine.allocate("Q4_0", 1, 64, False, True)
 
 
 @EVERY
