@@ -18,6 +18,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli import COMMANDS
+from ridgeline.native._native import available
 from ridgeline.quality import Quality, measure, windows
 from ridgeline.types import Recurrent
 from tiny_checkpoint import TEXT, write_model
@@ -136,6 +137,31 @@ def test_info_for_people(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert "llama: 2 layers" in text and "2 x attention (1 KV head of 16, all tokens)" in text
     assert "KV cache 512.0 KiB (256 bytes a token, float32)" in text and "gradients" in text
     assert "recurrent" not in ran.out
+
+
+def test_info_tells_the_backend_and_its_promise(run: Any, folder: Path, tmp_path: Path) -> None:
+    found = json.loads(run("info", folder, "--json").out)
+    assert (found["backend"], found["isa"], found["declined_layers"]) == ("native", available()[0], {})
+    assert found["threads"] >= 1 and found["native_layers"] == 2 * 2 + 3 and found["promise"].startswith("the same bits")
+    assert found["activation_dtype"] == "int8" and found["weight_bytes"] == 4 * found["parameters"]     # stored in F32
+    text = " ".join(run("info", folder, "--dtype", "float32").out.split())
+    assert f"backend native: {available()[0]} kernels" in text and "float32 activations" in text and "every layer" in text
+    assert "no logit" in text
+
+    write_model(tmp_path, model_type="qwen3_5_text", num_hidden_layers=4, full_attention_interval=2, linear_key_head_dim=8,
+                linear_value_head_dim=8, linear_num_key_heads=1, linear_num_value_heads=2, linear_conv_kernel_dim=4)
+    found = json.loads(run("info", tmp_path, "--json").out)
+    assert found["declined_layers"] == {
+        f"model.layers.{i}.{name}": f"no native {kind}" for i in range(4)
+        for name, kind in [("self_attn", "GatedAttention") if i % 2 else ("linear_attn", "GatedDeltaNet")]}
+    assert found["native_layers"] == 4 + 3 and "tolerance" in found["promise"]
+    text = " ".join(run("info", tmp_path).out.split())
+    assert "7 of 11 layers, the others with torch: no native GatedDeltaNet (model.layers.0.linear_attn," in text
+
+    found = json.loads(run("info", folder, "--json", "--backend", "torch").out)
+    assert (found["backend"], found["backend_reason"]) == ("torch", "backend is 'torch'") and "tolerance" in found["promise"]
+    ran = run("info", folder, "--dtype", "float64", "--backend", "native")
+    assert (ran.code, ran.out) == (2, "") and "dtype is 'float64'" in ran.err
 
 
 def test_info_reads_no_weights(run: Any, folder: Path, tmp_path: Path) -> None:
