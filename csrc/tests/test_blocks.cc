@@ -88,7 +88,8 @@ void test_head(const Isa& isa) {
           engine.greedy(split, x.data(), m, tokens.data());
           for (int64_t r = 0; r < m; ++r) {
             const float* row = scores.data() + r * rows;
-            check(tokens[static_cast<size_t>(r)] == std::max_element(row, row + rows) - row, isa.name, "the most likely row", threads);
+            const int64_t best = std::max_element(row, row + rows) - row;
+            check(tokens[static_cast<size_t>(r)] == best, isa.name, "the most likely row", threads);
           }
         }
       }
