@@ -9,6 +9,7 @@ namespace ridgeline {
 enum class Kind : int32_t {
   q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs,  // integer dot products
   f16, bf16, f32,                                                              // floating point
+  q8_split,                                                                    // q8_0 by nibble planes: see SplitHead
   count
 };
 
@@ -36,6 +37,7 @@ constexpr Layout layout(Kind kind) {
     case Kind::q6_k: return {384, 32 + 8 * 32, 8};
     case Kind::iq4_nl: return {256, 32, 1};
     case Kind::iq4_xs: return {256, 32 + 8 * 16, 8};
+    case Kind::q8_split: return {256, 32, 1};
     case Kind::f16: return {32 * 16 * 2, 0, 1};
     case Kind::bf16: return {32 * 16 * 2, 0, 1};
     default: return {32 * 16 * 4, 0, 1};
@@ -48,6 +50,7 @@ struct Weights {
   int64_t rows, cols;
   const uint8_t* quants;   // 64-byte aligned
   const uint8_t* scales;
+  const uint8_t* low = nullptr;   // q8_split: the plane of low nibbles; quants is that of the high ones
   int64_t tiles() const { return (rows + kTile - 1) / kTile; }
   int64_t blocks() const { return (cols + kBlock - 1) / kBlock; }
   int64_t supers() const { return (blocks() + layout(kind).super - 1) / layout(kind).super; }

@@ -63,7 +63,6 @@ void Engine::prepare(const Input& in, Precision precision, int64_t row, int64_t 
 void Engine::multiply(const Linear& linear, const Input& in, int64_t first, int64_t last, float* out, int64_t ld) const {
   if (first >= last) return;
   const Weights w = linear.matrix->view();
-  if (linear.matrix->split()) return multiply_split(*linear.matrix, precision_of(linear), in, first, last, out, ld);
   switch (precision_of(linear)) {
     case Precision::i8: isa.kernels->gemm(w, {in.q, in.scale, in.sum, in.rows, in.stride}, first, last, out, ld); break;
     case Precision::bf16: isa.kernels->gemm_bf16(w, in.half, in.rows, in.stride, first, last, out, ld); break;
@@ -73,21 +72,6 @@ void Engine::multiply(const Linear& linear, const Input& in, int64_t first, int6
   const int64_t a = first * kTile, b = std::min(w.rows, last * kTile);
   for (int64_t r = 0; r < in.rows; ++r)
     for (int64_t i = a; i < b; ++i) out[r * ld + i] += linear.bias[i];
-}
-
-// A split head is put together two tiles at a time, in the L1 cache, and multiplied from there.
-void Engine::multiply_split(const Matrix& head, Precision precision, const Input& in, int64_t first, int64_t last, float* out,
-                            int64_t ld) const {
-  const SplitHead w = head.planes();
-  const int64_t bytes = w.blocks() * 2 * kPlane;
-  Buffer pair(static_cast<size_t>(2 * bytes));
-  for (int64_t t = first; t < last; t += 2) {
-    const int64_t count = std::min<int64_t>(2, last - t);
-    for (int64_t i = 0; i < count; ++i) isa.kernels->head_tile(w, t + i, pair.data() + i * bytes);
-    const Weights part{Kind::q8_0, std::min(w.rows - t * kTile, count * kTile), w.cols, pair.data(), w.scales + t * w.blocks() * 32};
-    if (precision == Precision::i8) isa.kernels->gemm(part, {in.q, in.scale, in.sum, in.rows, in.stride}, 0, count, out + t * kTile, ld);
-    else isa.kernels->gemm_float(part, in.x, in.rows, in.stride, 0, count, out + t * kTile, ld);
-  }
 }
 
 void Engine::exact_tile(const Matrix& head, const Input& in, int64_t t, uint8_t* quants, float* out) const {
@@ -357,6 +341,7 @@ void Engine::attend(const AttentionBlock& block, const BatchView& batch, const K
         task.lo = batch.lo + a, task.hi = batch.hi + a, task.position = batch.positions + a;
         task.ancestors = batch.ancestors ? batch.ancestors[r] : nullptr;
         task.type = kv.type;
+        task.bf16_dot = kv.type == KvType::bf16 && block.q.precision != Precision::f32;
         task.k = static_cast<char*>(kv.k) + h * batch.page_size * d * bytes;
         task.v = static_cast<char*>(kv.v) + h * batch.page_size * d * bytes;
         task.k_page = task.v_page = kv.heads * batch.page_size * d;

@@ -17,7 +17,9 @@ struct Matrix {
   Buffer quants, scales;
   Buffer low;                   // of a split head: quants then holds the high nibbles, low the low ones
   bool split() const { return low.size() > 0; }
-  Weights view() const { return {kind, rows, cols, quants.data(), scales.data()}; }
+  Weights view() const {
+    return {split() ? Kind::q8_split : kind, rows, cols, quants.data(), scales.data(), low.data()};
+  }
   SplitHead planes() const { return {rows, cols, quants.data(), low.data(), scales.data()}; }
   size_t bytes() const { return quants.size() + scales.size() + low.size(); }
 };
@@ -106,8 +108,6 @@ class Engine {
   Input input(int slot, int64_t rows, int64_t cols);
   void prepare(const Input& in, Precision precision, int64_t row, int64_t first_block, int64_t last_block) const;
   void multiply(const Linear& linear, const Input& in, int64_t first, int64_t last, float* out, int64_t ld) const;
-  void multiply_split(const Matrix& head, Precision precision, const Input& in, int64_t first, int64_t last, float* out,
-                      int64_t ld) const;
   void normalise(const Norm& norm, const float* x, int64_t n, float* out) const;
   void finish(const Norm& after, const float* y, int64_t n, float* x) const;
   void attend(const AttentionBlock& block, const BatchView& batch, const KvView& kv, float* qkv, int64_t ld, float* out,

@@ -100,9 +100,11 @@ void Team::barrier() {
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
     arrived_.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1, std::memory_order_release);
+    phase_.notify_all();
     return;
   }
-  while (!spin([&] { return phase_.load(std::memory_order_acquire) != phase; })) std::this_thread::yield();
+  // On a busy machine the others may have lost their cores; to yield in a loop would keep taking them away.
+  if (!spin([&] { return phase_.load(std::memory_order_acquire) != phase; })) phase_.wait(phase, std::memory_order_acquire);
 }
 
 }  // namespace ridgeline

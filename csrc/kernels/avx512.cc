@@ -19,10 +19,10 @@ inline void prefetch(const uint8_t* p) {
   for (int i = 0; i < N; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), Where);
 }
 
-// R rows of activations against V tiles. One order of operations whatever R and V are, so that a row's result is the
+// R rows of activations against V tiles; far: see tiles(). One order of operations whatever R and V are, so that a row's result is the
 // same bit for bit alone, in a chunk and in a batch.
 template <Kind K, int R, int V>
-inline void micro(const uint8_t* quants, int64_t tile_quants, const uint8_t* scales, int64_t tile_scales,
+inline void micro(const uint8_t* quants, ptrdiff_t far, int64_t tile_quants, const uint8_t* scales, int64_t tile_scales,
                   int64_t blocks, const Acts& x, int64_t row, bool next, float* out, int64_t ld, __mmask16 last) {
   using T = Traits<K>;
   constexpr Layout L = layout(K);
@@ -68,9 +68,13 @@ inline void micro(const uint8_t* quants, int64_t tile_quants, const uint8_t* sca
       const uint8_t* p = quants + b * L.quants;
       if constexpr (kStream) {
         prefetch<L.quants, _MM_HINT_T0>(p + kAhead);
+        if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T0>(p + far + kAhead);
       } else if (next) {
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) prefetch<L.quants, _MM_HINT_T1>(p + (V + v) * tile_quants);
+        for (int v = 0; v < V; ++v) {
+          prefetch<L.quants, _MM_HINT_T1>(p + (V + v) * tile_quants);
+          if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T1>(p + far + (V + v) * tile_quants);
+        }
       }
 #pragma GCC unroll 2
       for (int h = 0; h < kParts; ++h) {
@@ -90,7 +94,10 @@ inline void micro(const uint8_t* quants, int64_t tile_quants, const uint8_t* sca
           const int g = h * kGroups + i;
           __m512i w[V];
 #pragma GCC unroll 8
-          for (int v = 0; v < V; ++v) w[v] = T::load(p + v * tile_quants, g);
+          for (int v = 0; v < V; ++v) {
+            if constexpr (K == Kind::q8_split) w[v] = T::load(p + v * tile_quants, p + v * tile_quants + far, g);
+            else w[v] = T::load(p + v * tile_quants, g);
+          }
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
             const __m512i a = _mm512_set1_epi32(word(q[r] + b * kBlock + g * kGroup));
@@ -131,10 +138,11 @@ void tiles(const Weights& w, const Acts& x, int64_t first_row, int64_t last_row,
   const int64_t left = w.rows - (t + V - 1) * kTile;
   const __mmask16 last = left >= kTile ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
   const uint8_t* q = w.quants + t * tq;
+  const ptrdiff_t far = w.low ? w.low - w.quants : 0;      // from a block of high nibbles to its low ones
   const uint8_t* s = w.scales + t * ts;
   float* o = out + t * kTile;
   int64_t r = first_row;
-  const auto call = [&]<int R>() { micro<K, R, V>(q, tq, s, ts, blocks, x, r, r == first_row, o, ld, last); };
+  const auto call = [&]<int R>() { micro<K, R, V>(q, far, tq, s, ts, blocks, x, r, r == first_row, o, ld, last); };
   if constexpr (V == 1) {
     if (last_row - r == 1) return call.template operator()<1>();
     if (last_row - r == 2) return call.template operator()<2>();
@@ -175,6 +183,7 @@ void gemm(const Weights& w, const Acts& x, int64_t first, int64_t last, float* o
     case Kind::q5_k: return gemm_kind<Kind::q5_k>(w, x, first, last, out, ld);
     case Kind::q6_k: return gemm_kind<Kind::q6_k>(w, x, first, last, out, ld);
     case Kind::iq4_nl: return gemm_kind<Kind::iq4_nl>(w, x, first, last, out, ld);
+    case Kind::q8_split: return gemm_kind<Kind::q8_split>(w, x, first, last, out, ld);
     case Kind::iq4_xs: return gemm_kind<Kind::iq4_xs>(w, x, first, last, out, ld);
     default: __builtin_trap();
   }

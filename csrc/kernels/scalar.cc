@@ -1,4 +1,7 @@
 // The scalar twins: the definition that every other instruction set is tested against.
+#include <algorithm>
+#include <vector>
+
 #include <cmath>
 #include <limits>
 
@@ -40,6 +43,16 @@ int lanes_of(const Weights& w, int64_t tile) {
 }
 
 void gemm(const Weights& w, const Acts& x, int64_t first, int64_t last, float* out, int64_t ld) {
+  if (w.kind == Kind::q8_split) {
+    std::vector<uint8_t> tile(static_cast<size_t>(w.blocks() * 2 * kPlane));
+    for (int64_t t = first; t < last; ++t) {
+      scalar::head_tile({w.rows, w.cols, w.quants, w.low, w.scales}, t, tile.data());
+      const Weights part{Kind::q8_0, std::min<int64_t>(kTile, w.rows - t * kTile), w.cols, tile.data(),
+                         w.scales + t * w.blocks() * layout(Kind::q8_0).scales};
+      gemm(part, x, 0, 1, out + t * kTile, ld);
+    }
+    return;
+  }
   for_kind(w.kind, [&]<Kind K>() {
     if constexpr (is_float(K)) {
       __builtin_trap();

@@ -115,7 +115,8 @@ def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = N
                        threads=config.threads or 0, strict=config.strict_native, page_size=config.block_size,
                        kv_dtype=found.layout.kv_dtype, progress=tell)
         dtype, tell = torch.float32, None      # native layers work on fp32 rows; what is left to torch goes along
-        torch.set_num_threads(1)               # torch's pool spins after each op, on the cores that the kernels need
+        if report.complete:
+            torch.set_num_threads(1)           # torch's pool spins after each op, on the cores that the kernels need
     load_weights(found.model, found.checkpoint, dtype=dtype, device=config.device, progress=tell,
                  taken=() if report is None else report.tensors)
     return report

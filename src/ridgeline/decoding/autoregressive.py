@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from ridgeline.decoding.base import Commit, Run, Sample, SequenceView, Steps, Strategy
 
-
 _ONE = (Sample(),)
 
 

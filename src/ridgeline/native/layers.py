@@ -129,8 +129,8 @@ class NativeHead(nn.Module):
 class PrunedHead:
     """The most likely tokens without all the logits. rows_scored counts output rows scored exactly, of rows_total."""
 
-    # Above, the product is bound by arithmetic and pruning only adds to it.
-    MOST_ROWS = 4
+    # Measured on Gemma 3 270M: one row 2.3 against 4.7 ms; two rows 4.7 against 4.6, since each adds doubtful tiles of its own.
+    MOST_ROWS = 1
 
     def __init__(self, engine: Engine, linear: Linear, rows: int):
         self.engine, self.linear, self.rows = engine, linear, rows

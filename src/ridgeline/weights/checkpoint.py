@@ -82,6 +82,7 @@ class Checkpoint(ABC):
 
     def release(self, name: str) -> None:
         """Give the memory behind a tensor that has been read back to the system, where it is a mapped file's."""
+        return None
 
     def bytes_by_kind(self) -> dict[str, tuple[int, int]]:
         """{kind: (number of tensors, bytes in the file)}, most bytes first."""
