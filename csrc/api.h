@@ -92,6 +92,9 @@ struct Kernels {
   // output row. At most 4 rows and 16,384 columns. Null where an instruction set has no such kernel.
   void (*head_bounds)(const SplitHead& w, const Acts& x, int64_t first, int64_t last, float* upper, int64_t ld,
                       float* lower, int64_t* at);
+  // The largest of n values, the first of equals: *best and *at go from what they were to it if it is larger than *best.
+  // Values are at offset + i of the row. Returns whether all values were finite.
+  bool (*row_max)(const float* x, int64_t n, int64_t offset, float* best, int64_t* at);
   // The q8_0 quants of one tile from its two planes.
   void (*head_tile)(const SplitHead& w, int64_t tile, uint8_t* quants);
 };

@@ -7,6 +7,8 @@
 namespace ridgeline {
 namespace {
 
+constexpr int64_t kNotFinite = -2;
+
 int64_t round32(int64_t n) { return (n + 31) / 32 * 32; }
 
 // Round to nearest even.
@@ -79,6 +81,44 @@ void Engine::exact_tile(const Matrix& head, const Input& in, int64_t t, uint8_t*
   isa.kernels->head_tile(w, t, quants);
   const Weights part{Kind::q8_0, kTile, w.cols, quants, w.scales + t * w.blocks() * 32};
   isa.kernels->gemm(part, {in.q, in.scale, in.sum, in.rows, in.stride}, 0, 1, out, kTile);
+}
+
+void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {
+  const Weights w = linear.matrix->view();
+  const int64_t tiles = w.tiles(), threads = team.size(), width = 8 * kTile;      // a strip of 32 rows takes 16 KB
+  const Input in = input(0, rows, w.cols);
+  tiles_.need(static_cast<size_t>(threads * rows * width) * 4);
+  std::vector<float> best(threads * rows, -std::numeric_limits<float>::infinity());
+  std::vector<int64_t> at(threads * rows, -1);
+  team.run([&](int thread) {
+    const Range mine = share(rows, thread, static_cast<int>(threads));
+    for (int64_t r = mine.first; r < mine.last; ++r) {
+      std::memcpy(in.x + r * in.stride, x + r * w.cols, w.cols * sizeof(float));
+      prepare(in, precision_of(linear), r, 0, in.stride / kBlock);
+    }
+    team.barrier();
+    const Range t = share((tiles + 1) / 2, thread, static_cast<int>(threads));
+    float* strip = tiles_.as<float>() + thread * rows * width;
+    for (int64_t a = 2 * t.first; a < std::min(tiles, 2 * t.last); a += 8) {
+      const int64_t b = std::min({tiles, 2 * t.last, a + 8}), first = a * kTile, n = std::min(w.rows, b * kTile) - first;
+      multiply(linear, in, a, b, strip - first, width);       // column `first` of the product is the strip's first
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t i = thread * rows + r;
+        if (at[i] != kNotFinite && !isa.kernels->row_max(strip + r * width, n, first, &best[i], &at[i])) at[i] = kNotFinite;
+      }
+    }
+  });
+  for (int64_t r = 0; r < rows; ++r) {
+    float value = -std::numeric_limits<float>::infinity();
+    tokens[r] = -1;
+    for (int64_t i = 0; i < threads; ++i) {       // ascending ranges of tokens: the first of equals is the lowest
+      if (at[i * rows + r] == kNotFinite) {
+        tokens[r] = -1;
+        break;
+      }
+      if (best[i * rows + r] > value) value = best[i * rows + r], tokens[r] = at[i * rows + r];
+    }
+  }
 }
 
 int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {

@@ -92,6 +92,8 @@ class Engine {
   // whole product gives, reading the low nibbles only where the high ones leave a doubt. Returns how many output rows
   // were scored exactly. The matrix must be split.
   int64_t greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens);
+  // The same for any matrix, from the whole product, which stays in the cache strip by strip; -1 where a score is not finite.
+  void argmax(const Linear& linear, const float* x, int64_t rows, int64_t* tokens);
 
   const Isa isa;
   Team team;

@@ -317,6 +317,9 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release free;
         return e.greedy(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<int64_t*>(tokens));
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("tokens"))
+      .def("argmax", [](Engine& e, const Linear& l, Address x, int64_t rows, Address tokens) {
+        e.argmax(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<int64_t*>(tokens));
+      }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("prunes", [](const Engine& e) { return e.isa.kernels->head_bounds != nullptr; })
       .def("norm", [](Engine& e, const Norm& n, Address x, int64_t rows, int64_t cols, Address out) {
         e.run(n, reinterpret_cast<const float*>(x), rows, cols, reinterpret_cast<float*>(out));

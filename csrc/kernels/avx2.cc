@@ -1,6 +1,7 @@
 // AVX2 with FMA and F16C: a tile's sixteen rows are two vectors of eight, four columns a lane.
 #include <immintrin.h>
 
+#include "parts.h"
 #include "../api.h"
 
 namespace ridgeline {
@@ -393,6 +394,7 @@ const Kernels* avx2_kernels() {
     k.gemm = gemm;
     k.gemm_float = gemm_float;
     k.gemm_bf16 = gemm_bf16;
+    k.row_max = scalar::row_max;
     return k;
   }();
   return &table;

@@ -228,6 +228,7 @@ const Kernels* avx512_kernels() {
     k.gemm_bf16 = __builtin_cpu_supports("avx512bf16") ? avx512::gemm_bf16 : avx512::gemm_bf16_widened;
     k.head_bounds = avx512::head_bounds;
     k.head_tile = avx512::head_tile;
+    k.row_max = avx512::row_max;
     return k;
   }();
   return &table;

@@ -112,4 +112,30 @@ void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants) {
     }
 }
 
+bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at) {
+  __m512 top = _mm512_set1_ps(-__builtin_inff()), sum = _mm512_setzero_ps();
+  __m512i where = _mm512_set1_epi32(-1), index = _mm512_setzero_si512();
+  for (int64_t i = 0; i < n; i += 16, index = _mm512_add_epi32(index, _mm512_set1_epi32(1))) {
+    const __mmask16 real = n - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n - i)) - 1);
+    const __m512 v = _mm512_mask_loadu_ps(top, real, x + i);
+    const __mmask16 more = _mm512_mask_cmp_ps_mask(real, v, top, _CMP_GT_OQ);
+    top = _mm512_mask_mov_ps(top, more, v);
+    where = _mm512_mask_mov_epi32(where, more, index);
+    sum = _mm512_mask_add_ps(sum, real, sum, _mm512_sub_ps(v, v));      // NaN for what is not finite
+  }
+  alignas(64) float values[16];
+  alignas(64) int32_t vectors[16];
+  _mm512_store_ps(values, top);
+  _mm512_store_si512(vectors, where);
+  for (int lane = 0; lane < 16; ++lane) {
+    if (vectors[lane] < 0) continue;
+    const int64_t place = offset + int64_t{vectors[lane]} * 16 + lane;
+    if (values[lane] > *best || (values[lane] == *best && place < *at)) {
+      *best = values[lane];
+      *at = place;
+    }
+  }
+  return _mm512_reduce_add_ps(sum) == 0.0f;
+}
+
 }  // namespace ridgeline::avx512

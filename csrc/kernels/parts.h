@@ -14,12 +14,14 @@ void gemm_bf16_widened(const Weights& w, const uint16_t* x, int64_t rows, int64_
 void head_bounds(const SplitHead& w, const Acts& x, int64_t first, int64_t last, float* upper, int64_t ld, float* lower,
                  int64_t* at);
 void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants);
+bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at);
 }  // namespace avx512
 
 namespace scalar {
 void head_bounds(const SplitHead& w, const Acts& x, int64_t first, int64_t last, float* upper, int64_t ld, float* lower,
                  int64_t* at);
 void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants);
+bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at);
 }  // namespace scalar
 
 }  // namespace ridgeline

@@ -144,6 +144,7 @@ const Kernels* scalar_kernels() {
     k.gemm_bf16 = gemm_bf16;
     k.head_bounds = scalar::head_bounds;
     k.head_tile = scalar::head_tile;
+    k.row_max = scalar::row_max;
     return k;
   }();
   return &table;

@@ -53,4 +53,16 @@ void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants) {
             nibble(w.high + (tile * blocks + b) * kPlane, i, c) << 4 | nibble(w.low + (tile * blocks + b) * kPlane, i, c));
 }
 
+bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at) {
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    finite &= std::isfinite(x[i]);
+    if (x[i] > *best) {
+      *best = x[i];
+      *at = offset + i;
+    }
+  }
+  return finite;
+}
+
 }  // namespace ridgeline::scalar

@@ -211,12 +211,10 @@ class Runner:
         """Serve the draws that need nothing but the most likely token without all logits, where the model's head can do
         that; returns the others. The tokens are the same either way."""
         plain = [d for d in draws if d.plain]
-        if self.model.pruned is None or not plain:
+        if self.model.greedy_head is None or not plain:
             return draws
         index = [d.wanted.at(row - d.slice.first) for d in plain for row in d.rows]
-        tokens = self.model.pruned(hidden if index == list(range(len(hidden))) else hidden[index])
-        if tokens is None:
-            return draws
+        tokens = self.model.greedy_head(hidden if index == list(range(len(hidden))) else hidden[index])
         flat, at = tokens.tolist(), 0
         for d in plain:
             d.result.tokens = flat[at:at + len(d.rows)]

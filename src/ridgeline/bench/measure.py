@@ -176,7 +176,7 @@ def recorded(llm: LLM) -> Iterator[list[Pass]]:
 
 def head_rows(llm: LLM) -> tuple[int, int]:
     """Rows scored exactly and all rows, of every pass so far through a head that prunes."""
-    pruned = llm.loaded.model.pruned
+    pruned = llm.loaded.model.greedy_head
     return (getattr(pruned, "rows_scored", 0), getattr(pruned, "rows_total", 0))
 
 

@@ -150,8 +150,8 @@ class CausalLM(nn.Module):
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
     feed_width: int | None = None
-    # Set where a backend can find the most likely tokens without all logits: (W, hidden) -> (W,) ids, or None if not now.
-    pruned: Callable[[Tensor], Tensor | None] | None = None
+    # Set where a backend finds the most likely tokens without all logits: (W, hidden) -> (W,) ids, -1 for NaN.
+    greedy_head: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def complete(cls, values: dict[str, Any]) -> None:

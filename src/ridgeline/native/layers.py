@@ -126,24 +126,27 @@ class NativeHead(nn.Module):
         return out
 
 
-class PrunedHead:
-    """The most likely tokens without all the logits. rows_scored counts output rows scored exactly, of rows_total."""
+class GreedyHead:
+    """The most likely tokens, exactly, without writing the logits. Of a split head a single row reads the high nibbles and few
+    of the low ones. rows_scored counts output rows scored exactly, of rows_total."""
 
     # Measured on Gemma 3 270M: one row 2.3 against 4.7 ms; two rows 4.7 against 4.6, since each adds doubtful tiles of its own.
-    MOST_ROWS = 1
+    MOST_PRUNED = 1
 
-    def __init__(self, engine: Engine, linear: Linear, rows: int):
-        self.engine, self.linear, self.rows = engine, linear, rows
+    def __init__(self, engine: Engine, linear: Linear, matrix: Matrix):
+        self.engine, self.linear, self.matrix = engine, linear, matrix
         self.rows_scored = self.rows_total = 0
 
-    def __call__(self, hidden: Tensor) -> Tensor | None:
-        """(W, hidden) fp32 -> (W,) int64, exactly the argmax of the logits, -1 for NaN; None for too many rows."""
-        if len(hidden) > self.MOST_ROWS:
-            return None
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """(W, hidden) fp32 -> (W,) int64: the argmax of the logits, -1 where one is not finite."""
         hidden = hidden.contiguous()
         tokens = torch.empty(len(hidden), dtype=torch.int64)
-        self.rows_scored += self.engine.greedy(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr())
-        self.rows_total += self.rows
+        self.rows_total += self.matrix.rows
+        if self.matrix.split and len(hidden) <= self.MOST_PRUNED:
+            self.rows_scored += self.engine.greedy(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr())
+        else:
+            self.engine.argmax(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr())
+            self.rows_scored += self.matrix.rows
         return tokens
 
 

@@ -22,6 +22,7 @@ from ridgeline.layers.norm import RMSNorm
 from ridgeline.models.base import CausalLM
 from ridgeline.native import _native
 from ridgeline.native.layers import (
+    GreedyHead,
     NativeAttention,
     NativeBlock,
     NativeEmbedding,
@@ -29,7 +30,6 @@ from ridgeline.native.layers import (
     NativeMLP,
     NativeNorm,
     NativePart,
-    PrunedHead,
 )
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.dummy import dummy_tensor
@@ -336,5 +336,4 @@ class _Builder:
         linear = _native.Linear(head, [], self.precision)
         model.lm_head = NativeHead(  # type: ignore[assignment]
             self.engine, linear, head.rows)
-        if head.split:
-            model.pruned = PrunedHead(self.engine, linear, head.rows)
+        model.greedy_head = GreedyHead(self.engine, linear, head)
