@@ -3,18 +3,18 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ridgeline
+from ridgeline.bench.machine import cpu_name
 
 
 def describe() -> dict[str, Any]:
     """cores: those this process may use; load: the machine's one-minute load average before the run."""
     return {
-        "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "torch_threads": torch.get_num_threads(),
+        "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "torch_threads": torch.get_num_threads(),
         "torch": torch.__version__, "python": platform.python_version(), "ridgeline": ridgeline.__version__,
         "load": round(os.getloadavg()[0], 2),
     }
@@ -31,12 +31,3 @@ def warn_if_busy(machine: dict[str, Any]) -> str | None:
         return f"the machine was busy before the run (load average {machine['load']}): do not quote these figures"
     return None
 
-
-def _cpu() -> str:
-    try:
-        for row in Path("/proc/cpuinfo").read_text().splitlines():
-            if row.startswith("model name"):
-                return row.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

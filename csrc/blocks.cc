@@ -83,6 +83,15 @@ void Engine::exact_tile(const Matrix& head, const Input& in, int64_t t, uint8_t*
   isa.kernels->gemm(part, {in.q, in.scale, in.sum, in.rows, in.stride}, 0, 1, out, kTile);
 }
 
+// This thread's share of rows, copied and brought into the form that a product needs.
+void Engine::take(const Input& in, const float* x, Precision precision, int thread) const {
+  const Range mine = share(in.rows, thread, team.size());
+  for (int64_t r = mine.first; r < mine.last; ++r) {
+    std::memcpy(in.x + r * in.stride, x + r * in.cols, in.cols * sizeof(float));
+    prepare(in, precision, r, 0, in.stride / kBlock);
+  }
+}
+
 void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {
   const Weights w = linear.matrix->view();
   const int64_t tiles = w.tiles(), threads = team.size(), width = 8 * kTile;      // a strip of 32 rows takes 16 KB
@@ -91,11 +100,7 @@ void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t*
   std::vector<float> best(threads * rows, -std::numeric_limits<float>::infinity());
   std::vector<int64_t> at(threads * rows, -1);
   team.run([&](int thread) {
-    const Range mine = share(rows, thread, static_cast<int>(threads));
-    for (int64_t r = mine.first; r < mine.last; ++r) {
-      std::memcpy(in.x + r * in.stride, x + r * w.cols, w.cols * sizeof(float));
-      prepare(in, precision_of(linear), r, 0, in.stride / kBlock);
-    }
+    take(in, x, precision_of(linear), thread);
     team.barrier();
     const Range t = share((tiles + 1) / 2, thread, static_cast<int>(threads));
     float* strip = tiles_.as<float>() + thread * rows * width;
@@ -132,11 +137,7 @@ int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64
   std::vector<float> lower(threads * rows), best(threads * rows);
   std::vector<int64_t> at(threads * rows), token(threads * rows), exact(threads);
   team.run([&](int thread) {
-    const Range mine = share(rows, thread, static_cast<int>(threads));
-    for (int64_t r = mine.first; r < mine.last; ++r) {
-      std::memcpy(in.x + r * in.stride, x + r * w.cols, w.cols * sizeof(float));
-      prepare(in, Precision::i8, r, 0, in.stride / kBlock);
-    }
+    take(in, x, Precision::i8, thread);
     team.barrier();
     const Range t = share(tiles, thread, static_cast<int>(threads));
     isa.kernels->head_bounds(w, {in.q, in.scale, in.sum, in.rows, in.stride}, t.first, t.last, upper, ld,
@@ -222,13 +223,9 @@ void Engine::run(const Norm& norm, const float* x, int64_t rows, int64_t n, floa
 void Engine::run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld) {
   const int64_t cols = linear.matrix->cols;
   const Input in = input(0, rows, cols);
-  const int64_t blocks = in.stride / kBlock, tiles = linear.matrix->view().tiles();
+  const int64_t tiles = linear.matrix->view().tiles();
   team.run([&](int thread) {
-    const Range r = share(rows, thread, team.size());
-    for (int64_t i = r.first; i < r.last; ++i) {
-      std::memcpy(in.x + i * in.stride, x + i * cols, cols * sizeof(float));
-      prepare(in, precision_of(linear), i, 0, blocks);
-    }
+    take(in, x, precision_of(linear), thread);
     team.barrier();
     const Range t = share((tiles + 1) / 2, thread, team.size());
     multiply(linear, in, 2 * t.first, std::min(tiles, 2 * t.last), out, ld);

@@ -109,6 +109,7 @@ class Engine {
   };
   Input input(int slot, int64_t rows, int64_t cols);
   void prepare(const Input& in, Precision precision, int64_t row, int64_t first_block, int64_t last_block) const;
+  void take(const Input& in, const float* x, Precision precision, int thread) const;
   void multiply(const Linear& linear, const Input& in, int64_t first, int64_t last, float* out, int64_t ld) const;
   void normalise(const Norm& norm, const float* x, int64_t n, float* out) const;
   void finish(const Norm& after, const float* y, int64_t n, float* x) const;

@@ -65,7 +65,7 @@ def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig) -> 
     else:
         threads, isa = torch.get_num_threads(), None
         bandwidth, peak, peak_of = _torch(dtype, device)
-    return Machine(_cpu() if device.type == "cpu" else torch.cuda.get_device_name(device), len(os.sched_getaffinity(0)),
+    return Machine(cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device), len(os.sched_getaffinity(0)),
                    threads, isa, bandwidth, peak, peak_of, torch.__version__, platform.python_version(),
                    ridgeline.__version__, round(load, 2))
 
@@ -128,7 +128,8 @@ def _once(function: Callable[[], object], device: torch.device) -> float:
     return 1 / (time.perf_counter() - start)
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """The processor as the system names it."""
     try:
         for row in Path("/proc/cpuinfo").read_text().splitlines():
             if row.startswith("model name"):
