@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -316,7 +317,9 @@ def test_an_interrupt_is_exit_130(folder: Path) -> None:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"hello\n")
     process.stdin.flush()
-    process.stdout.read(1)                                # it has answered and waits for the next line
-    process.send_signal(signal.SIGINT)
+    os.read(process.stdout.fileno(), 1)
+    while select.select([process.stdout], [], [], 2)[0]:  # an interrupt of an answer would end that alone
+        os.read(process.stdout.fileno(), 4096)
+    process.send_signal(signal.SIGINT)                    # it waits for the next line
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130 and b"Traceback" not in error
