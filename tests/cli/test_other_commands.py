@@ -311,9 +311,14 @@ def test_an_answer_that_cannot_be_written(folder: Path) -> None:
     assert ran.returncode == 1 and "No space left" in ran.stderr and ran.stderr.count("\n") == 1
 
 
+def hear_interrupts() -> None:
+    """A shell's background jobs ignore SIGINT, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_is_exit_130(folder: Path) -> None:
     process = subprocess.Popen([*COMMAND, "chat", str(folder), "--max-tokens", "3"], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, preexec_fn=hear_interrupts)
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"hello\n")
     process.stdin.flush()
