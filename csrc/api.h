@@ -9,8 +9,8 @@ namespace ridgeline {
 enum class Kind : int32_t {
   q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs,  // integer dot products
   f16, bf16, f32,                                                              // floating point
+  count,                                                                       // of the kinds that a file has
   q8_split,                                                                    // q8_0 by nibble planes: see SplitHead
-  count
 };
 
 constexpr int kTile = 16;    // output rows of a tile: one 512-bit vector of fp32
