@@ -1,6 +1,6 @@
 """Time llama.cpp through its C API; run by benchmarks.peers in the Python that has llama_cpp. Prints one line of JSON.
 
-    python llamacpp.py FILE.gguf THREADS REPEATS '[{"name": "d8", "sequences": 8, "prompt": 128, "steps": 48}, ...]'
+    python run_llamacpp.py FILE.gguf THREADS REPEATS '[{"name": "d8", "sequences": 8, "prompt": 128, "steps": 48}, ...]'
 
 Counted in its favour: tokens are random and none is sampled (as llama-bench does it), and only llama_decode and the wait
 for its result are timed, not the filling of a batch. Prompts go in pieces of 512 rows; logits are asked for the last row of

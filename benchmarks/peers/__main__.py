@@ -1,0 +1,3 @@
+from benchmarks.peers.compare import main
+
+raise SystemExit(main())
