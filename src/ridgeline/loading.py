@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]       # (model name, bytes done, bytes in all)
 
 DRAFT = "draft"
+ISA_VARIABLE = "RIDGELINE_ISA"     # for debugging: the native kernels' instruction set, instead of the machine's best
 # Upper limit of the cache in main memory when nobody says how large it shall be; pages are touched only as they are used.
 DEFAULT_CACHE_BYTES = 4 << 30
 SHARE_OF_FREE_MEMORY = 0.4         # of main memory, which other programs need too
@@ -112,8 +113,8 @@ def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = N
         from ridgeline.native.lower import lower
 
         report = lower(found.model, found.checkpoint, precision=activation_dtype(config), quantization=config.quantization,
-                       threads=config.threads or 0, strict=config.strict_native, page_size=config.block_size,
-                       kv_dtype=found.layout.kv_dtype, progress=tell)
+                       threads=config.threads or 0, isa=os.environ.get(ISA_VARIABLE, ""), strict=config.strict_native,
+                       page_size=config.block_size, kv_dtype=found.layout.kv_dtype, progress=tell)
         dtype, tell = torch.float32, None      # native layers work on fp32 rows; what is left to torch goes along
         if report.complete:
             torch.set_num_threads(1)           # torch's pool spins after each op, on the cores that the kernels need

@@ -13,7 +13,7 @@ import torch
 from native_kit import PAGE, Paged, lowered, nmse, on_native, on_torch, tokens
 from safetensors.torch import load_file, save_file
 
-from ridgeline import LLM
+from ridgeline import LLM, SamplingParams
 from ridgeline.config import EngineConfig
 from ridgeline.errors import ConfigError, CorruptFile, ModelError
 from ridgeline.loading import build, load, open_model, survey
@@ -234,6 +234,22 @@ def test_a_cache_without_kernels_declines_attention(options: dict[str, Any], rea
 def test_an_unknown_instruction_set_is_named() -> None:
     with pytest.raises(ConfigError, match=r"no instruction set sse9; available: .*scalar"):
         lowered(DATA / "llama", isa="sse9")
+
+
+def test_a_cpu_with_plain_kernels_alone_is_told_and_serves(monkeypatch, caplog) -> None:
+    """The variable leaves what a CPU without AVX2 has: the same tokens, and a warning that says why it takes longer."""
+    def answer() -> list[int]:
+        llm = LLM(DATA / "llama", dtype="float32", max_model_len=64, kv_cache_memory_bytes=1 << 20)
+        return llm.generate([tokens(9)], SamplingParams(temperature=0, max_tokens=6))[0].outputs[0].token_ids
+
+    expected = answer()
+    assert "plain kernels" not in caplog.text
+    monkeypatch.setenv("RIDGELINE_ISA", "scalar")
+    assert answer() == expected
+    assert "neither AVX2 nor AVX-512" in caplog.text and "plain kernels are correct and many times slower" in caplog.text
+    monkeypatch.setenv("RIDGELINE_ISA", "sse9")
+    with pytest.raises(ConfigError, match=r"no instruction set sse9; available: .*scalar"):
+        answer()
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight", "model.embed_tokens.weight",

@@ -111,6 +111,9 @@ def lower(model: CausalLM, checkpoint: Checkpoint, *, precision: str = "int8", q
         engine = _native.Engine(isa, threads)
     except ValueError as error:
         raise ConfigError(f"{error}; available: {', '.join(_native.available())}") from error
+    if engine.isa == "scalar":
+        _log.warning("%s: this CPU has neither AVX2 nor AVX-512 with VNNI, or they were turned off: the plain kernels are "
+                     "correct and many times slower", checkpoint.path)
     builder = _Builder(model, checkpoint, engine, precision, quantization, _cache_reason(page_size, kv_dtype), progress)
     report = Report(engine.isa, engine.threads)
     builder.walk(report)
