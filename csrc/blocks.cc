@@ -320,9 +320,10 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
       if (is_q) continue;
       const int64_t kv_head = is_k ? h - block.heads : h - block.heads - block.kv_heads;
       const int64_t page = batch.slots[t] / batch.page_size, offset = batch.slots[t] % batch.page_size;
-      char* base = static_cast<char*>(is_k ? kv.k : kv.v);
-      isa.attention->store_kv(head, d, kv.type,
-                              base + ((page * kv.heads + kv_head) * batch.page_size + offset) * d * bytes, nullptr);
+      const int64_t slot = (page * kv.heads + kv_head) * batch.page_size + offset;
+      float* scale = is_k ? kv.k_scale : kv.v_scale;
+      isa.attention->store_kv(head, d, kv.type, static_cast<char*>(is_k ? kv.k : kv.v) + slot * d * bytes,
+                              scale ? scale + slot : nullptr);
     }
     team.barrier();
     attend(block, batch, kv, qkv, ld, mixed.x, thread);
@@ -378,10 +379,14 @@ void Engine::attend(const AttentionBlock& block, const BatchView& batch, const K
         task.lo = batch.lo + a, task.hi = batch.hi + a, task.position = batch.positions + a;
         task.ancestors = batch.ancestors ? batch.ancestors[r] : nullptr;
         task.type = kv.type;
-        task.bf16_dot = kv.type == KvType::bf16 && block.q.precision != Precision::f32;
+        task.bf16_dot = (kv.type == KvType::bf16 || kv.type == KvType::i8) && block.q.precision != Precision::f32;
         task.k = static_cast<char*>(kv.k) + h * batch.page_size * d * bytes;
         task.v = static_cast<char*>(kv.v) + h * batch.page_size * d * bytes;
         task.k_page = task.v_page = kv.heads * batch.page_size * d;
+        if (kv.type == KvType::i8) {
+          task.k_scale = kv.k_scale + h * batch.page_size, task.v_scale = kv.v_scale + h * batch.page_size;
+          task.scale_page = kv.heads * batch.page_size;
+        }
         for (int64_t t = 0; t < n; t += step) body(item++, task, t, std::min(n, t + step));
       }
     }

@@ -57,6 +57,8 @@ struct KvView {
   void* k;                      // (pages, heads, page_size, d)
   void* v;
   int64_t heads, d, dv;
+  float* k_scale;               // (pages, heads, page_size); of int8 alone
+  float* v_scale;
 };
 
 struct MlpBlock {

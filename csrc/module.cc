@@ -57,7 +57,8 @@ Precision precision_of(const std::string& name) {
                            "activation dtype");
 }
 KvType kv_of(const std::string& name) {
-  return one_of<KvType>(name, {{"float32", KvType::f32}, {"bfloat16", KvType::bf16}, {"float16", KvType::f16}}, "KV cache dtype");
+  return one_of<KvType>(name, {{"float32", KvType::f32}, {"bfloat16", KvType::bf16}, {"float16", KvType::f16},
+                           {"int8", KvType::i8}}, "KV cache dtype");
 }
 
 std::shared_ptr<Matrix> allocate(const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split) {
@@ -301,12 +302,16 @@ NB_MODULE(_native, m) {
         e.run(b, reinterpret_cast<float*>(x), tokens);
       }, nb::arg("block"), nb::arg("x"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())
       .def("attention", [](Engine& e, const AttentionBlock& b, Address x, const Batch& batch, const std::string& dtype, Address k,
-                           Address v, Address cos, Address sin) {
-        const KvView kv{kv_of(dtype), reinterpret_cast<void*>(k), reinterpret_cast<void*>(v), b.kv_heads, b.d, b.d};
+                           Address v, Address k_scale, Address v_scale, Address cos, Address sin) {
+        const KvView kv{kv_of(dtype), reinterpret_cast<void*>(k), reinterpret_cast<void*>(v), b.kv_heads, b.d, b.d,
+                        reinterpret_cast<float*>(k_scale), reinterpret_cast<float*>(v_scale)};
+        if ((kv.type == KvType::i8) != (kv.k_scale && kv.v_scale))
+          throw std::invalid_argument("an int8 KV cache has scales, others have none");
         nb::gil_scoped_release free;
         e.run(b, reinterpret_cast<float*>(x), batch.view, kv, reinterpret_cast<const float*>(cos),
               reinterpret_cast<const float*>(sin));
-      }, nb::arg("block"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("k"), nb::arg("v"), nb::arg("cos"), nb::arg("sin"))
+      }, nb::arg("block"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("k"), nb::arg("v"),
+         nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("cos"), nb::arg("sin"))
       .def("linear", [](Engine& e, const Linear& l, Address x, int64_t rows, Address out) {
         e.run(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out), l.matrix->rows);
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())

@@ -13,6 +13,7 @@ BACKENDS = ("auto", "native", "torch")
 ACTIVATION_DTYPES = ("auto", "int8", "bfloat16", "float32")
 QUANTIZATIONS = (None, "int8")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+KV_CACHE_DTYPES = (*DTYPES, "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class EngineConfig:
     revision: str | None = None              # of a hub id
     load_format: str = "auto"                # auto | safetensors | gguf | dummy
     dtype: str = "auto"                      # of weights and activations; auto = the checkpoint's, bfloat16 for GGUF
-    kv_cache_dtype: str = "auto"             # auto = dtype
+    kv_cache_dtype: str = "auto"             # auto = dtype; int8: with one scale per (token, KV head)
     device: str = "cpu"                      # any device torch knows
     backend: str = "auto"                    # auto | native | torch; auto = native on a CPU
     strict_native: bool = False              # a layer that the native backend declines is an error
@@ -48,16 +49,14 @@ class EngineConfig:
     progress: bool | None = None             # progress bars; None = when standard error is a terminal
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "kv_cache_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; valid: {', '.join(DTYPES)}")
         for name in ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_pages", "num_states", "max_num_seqs",
                      "max_num_batched_tokens", "threads"):
             optional = name not in ("block_size", "max_num_seqs", "max_num_batched_tokens")
             self._integer(name, least=1, optional=optional)
         self._integer("max_logprobs", least=0)
         self._integer("seed")
-        for name, valid in (("backend", BACKENDS), ("activation_dtype", ACTIVATION_DTYPES), ("quantization", QUANTIZATIONS)):
+        for name, valid in (("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("backend", BACKENDS),
+                            ("activation_dtype", ACTIVATION_DTYPES), ("quantization", QUANTIZATIONS)):
             if getattr(self, name) not in valid:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; valid: {', '.join(map(str, valid))}")
         for name in ("load_format", "device", "scheduling_policy"):

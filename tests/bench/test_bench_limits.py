@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+import torch
 
 from ridgeline.bench.limits import Rows, Shape, _visible
 from ridgeline.bench.machine import Machine
@@ -13,7 +16,7 @@ from ridgeline.types import PagedKV
 
 MACHINE = Machine("test", 1, 1, None, bandwidth=1000.0, peak=1e6, peak_of="", torch="", python="", ridgeline="", load=0.0)
 SHAPE = Shape(layer_parameters=100, head_parameters=50, layer_bytes=60, head_bytes=40, heads=2,
-              attention=(PagedKV(1, 4, 4), PagedKV(1, 4, 4, window=3)), kv_itemsize=2, state_bytes=0)
+              attention=(PagedKV(1, 4, 4), PagedKV(1, 4, 4, window=3)), kv_dtype=torch.bfloat16, state_bytes=0)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
@@ -26,6 +29,10 @@ def test_visible_keys_are_those_of_a_causal_mask(start, count, window):
 def test_bytes_of_a_pass():
     """8 elements of 2 bytes a token and layer; the window of 3 sees 3 of 11 keys."""
     assert SHAPE.bytes_read([Rows(10, 1, 1)]) == 60 + 40 + 16 * 11 + 16 * 3
+    eight = dataclasses.replace(SHAPE, kv_dtype=torch.int8)                  # and two scales of 4 bytes for the one head
+    assert eight.bytes_read([Rows(10, 1, 1)]) == 60 + 40 + (8 + 8) * 11 + (8 + 8) * 3
+    wide = dataclasses.replace(eight, attention=(PagedKV(2, 64, 64),))
+    assert wide.bytes_read([Rows(10, 1, 1)]) == 60 + 40 + (2 * 128 + 2 * 8) * 11
     assert SHAPE.bytes_read([Rows(0, 5, 0)]) == 60 + 16 * 5 + 16 * 5          # no row needs the head
     both = SHAPE.bytes_read([Rows(10, 1, 1), Rows(10, 1, 1)])
     assert both == 60 + 40 + 2 * (16 * 11 + 16 * 3)                           # weights once, keys of each sequence
@@ -55,7 +62,7 @@ def test_the_shape_of_a_loaded_model(model, backend, tied):
     assert (shape.layer_parameters, shape.head_parameters) == (layers, 512 * 64)
     assert shape.layer_bytes == 2 * layers + (2 * norms if backend == "torch" else 0)
     assert shape.head_bytes == 2 * 512 * 64
-    assert shape.attention == (PagedKV(2, 16, 16),) * 2 and shape.kv_itemsize == 2
+    assert shape.attention == (PagedKV(2, 16, 16),) * 2 and shape.kv_dtype == torch.bfloat16
 
 
 def test_quantised_weights_count_as_they_are_stored(model):

@@ -387,6 +387,42 @@ def test_views_have_the_documented_shapes_and_shared_layers_resolve() -> None:
     assert place.shared == {"target": target.pages}
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16], ids=str)
+def test_rows_that_are_copied_and_moved_take_their_scales_along(dtype: torch.dtype) -> None:
+    store = CacheStore({"target": RoleLayout((PagedKV(2, 3, 5),) * 2, dtype, "m")}, page_size=4, num_pages=6, num_states=0)
+    view = store.views["target"]
+    tensors = [t for layer in range(2) for t in (*view.kv(layer), *(view.scales(layer) or ()))]
+    assert len(tensors) == (8 if dtype == torch.int8 else 4)
+    if dtype == torch.int8:
+        assert [(t.shape, t.dtype) for t in view.scales(1) or ()] == [((6, 2, 4), torch.float32)] * 2
+    generator = torch.Generator().manual_seed(0)
+    for t in tensors:
+        t.copy_(torch.randint(-100, 100, t.shape, generator=generator))
+    before = [t.clone() for t in tensors]
+    view.copy_page(2, 5, 3)
+    for t, old in zip(tensors, before):
+        assert torch.equal(t[5, :, :3], old[2, :, :3]) and torch.equal(t[5, :, 3], old[5, :, 3])
+        assert torch.equal(t[:5], old[:5])
+    view.move_rows([4, 1], [3, 6, 7], 2)                   # rows of pages 4 and 1, onto positions 2, 3 and 4
+    for t, old in zip(tensors, before):
+        assert torch.equal(t[4, :, 2], old[4, :, 3]) and torch.equal(t[4, :, 3], old[1, :, 2])
+        assert torch.equal(t[1, :, 0], old[1, :, 3]) and torch.equal(t[1, :, 1:], old[1, :, 1:])
+
+
+def test_int8_pages_are_counted_with_their_scales() -> None:
+    layout = RoleLayout((PagedKV(2, 64, 32), Recurrent((("ssm", (2,), "float32"),))), torch.int8, "m")
+    assert layout.kv_bytes_per_token() == 2 * (64 + 32) + 2 * 2 * 4
+    assert plan_sizes({"target": RoleLayout(layout.layers[:1], torch.int8, "m")}, 4, 4 * 208 * 7 + 1, 1) == (7, 0)
+
+
+def test_the_dtype_of_the_cache_is_part_of_the_prefix_key() -> None:
+    keys = set()
+    for dtype in (torch.int8, torch.bfloat16):
+        store = CacheStore({"target": RoleLayout((PagedKV(1, 4, 4),), dtype, "m")}, page_size=4, num_pages=2, num_states=0)
+        keys.add(store._root(store._roles["target"], "causal", "", 1))
+    assert len(keys) == 2
+
+
 def test_sequences_and_roles_are_checked() -> None:
     o = make()
     o.add("a", [1])

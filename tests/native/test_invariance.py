@@ -23,6 +23,7 @@ MODELS: dict[str, dict[str, Any]] = {
                   "query_pre_attn_scalar": 20, "sliding_window": 24},
     "biases, odd sizes": {"model_type": "qwen2", "intermediate_size": 72, "hidden_size": 40},
     "norms over all heads": {"model_type": "olmo2"},
+    "heads of 64": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64},      # int8 keys by integers
 }
 # How weights and activations meet in the products: each has kernels of its own.
 PRODUCTS: dict[str, dict[str, Any]] = {
@@ -55,7 +56,7 @@ LONG = tokens(5 * PAGE * 8 + 3, 1, VOCAB)           # more than two chunks of ke
 
 
 @CASES
-@pytest.mark.parametrize("kv", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kv", [torch.bfloat16, torch.float32, torch.int8], ids=str)
 def test_chunks_batches_and_threads_give_the_same_bits(model: str, products: str, kv: torch.dtype, folder: Any) -> None:
     net, report = on_native(folder(model), strict_native=True, **PRODUCTS[products])
     assert report.complete
@@ -75,31 +76,33 @@ def test_chunks_batches_and_threads_give_the_same_bits(model: str, products: str
             assert same_bits(Paged(team, kv).logits([prompt], chunk), expected), f"{threads} threads, chunks of {chunk}"
 
 
-@pytest.mark.parametrize("model", ["grouped", "sliding"])
-def test_long_contexts_split_between_threads_give_the_same_bits(model: str, folder: Any) -> None:
+@pytest.mark.parametrize(("model", "kv"), [("grouped", torch.bfloat16), ("sliding", torch.bfloat16),
+                                           ("heads of 64", torch.int8)], ids=str)
+def test_long_contexts_split_between_threads_give_the_same_bits(model: str, kv: torch.dtype, folder: Any) -> None:
     """A decoding row's keys are shared out in chunks when there are fewer heads than threads to feed."""
     found = []
     for threads in (1, 2, 3, 5):
-        paged = Paged(on_native(folder(model), threads=threads, **PRODUCTS["int8"])[0], torch.bfloat16)
+        paged = Paged(on_native(folder(model), threads=threads, **PRODUCTS["int8"])[0], kv)
         paged.prefill({"a": LONG}, 512)
         steps = [paged.run({"a": Run("target", [token])})["a"] for token in tokens(4, 5, VOCAB)]
         found.append(torch.cat(steps))
     assert all(same_bits(f, found[0]) for f in found[1:])
-    whole = Paged(on_native(folder(model), **PRODUCTS["int8"])[0], torch.bfloat16).logits([LONG + tokens(4, 5, VOCAB)])
+    whole = Paged(on_native(folder(model), **PRODUCTS["int8"])[0], kv).logits([LONG + tokens(4, 5, VOCAB)])
     assert same_bits(whole[-4:], found[0])
 
 
+@pytest.mark.parametrize("kv", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_prefix_hit_gives_the_bits_of_a_miss(model: str, folder: Any) -> None:
+def test_a_prefix_hit_gives_the_bits_of_a_miss(model: str, kv: torch.dtype, folder: Any) -> None:
     net, _ = on_native(folder(model), **PRODUCTS["int8"])
-    paged = Paged(net, torch.bfloat16, prefix_caching=True)
+    paged = Paged(net, kv, prefix_caching=True)
     prompt = tokens(5 * PAGE + 3, 3, VOCAB)
     miss = paged.prefill({"a": prompt}, 64)["a"]
     hit = paged.prefill({"b": [*prompt[:3 * PAGE + 2], *tokens(20, 4, VOCAB)]}, 7)["b"]
     assert len(hit) == 2 + 20                             # three pages came from the cache
     again = paged.prefill({"c": prompt}, 1000)["c"]
     assert len(again) < len(prompt) and same_bits(again, miss[-len(again):])
-    fresh = Paged(net, torch.bfloat16).logits([[*prompt[:3 * PAGE + 2], *tokens(20, 4, VOCAB)]])
+    fresh = Paged(net, kv).logits([[*prompt[:3 * PAGE + 2], *tokens(20, 4, VOCAB)]])
     assert same_bits(hit, fresh[-22:])
 
 
@@ -154,15 +157,17 @@ PROMPTS = [tokens(n, n, VOCAB) for n in (40, 3, 17, 64, 9)]
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
                                     SamplingParams(temperature=0.9, seed=5, max_tokens=24, ignore_eos=True)],
                          ids=["greedy", "seeded"])
-def test_tokens_are_the_same_alone_in_batches_and_under_speculation(text_model: Path, params: SamplingParams) -> None:
-    together = generate(text_model, PROMPTS, params)
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_tokens_are_the_same_alone_in_batches_and_under_speculation(text_model: Path, params: SamplingParams, kv: str) -> None:
+    """int8: pages that are copied and rows that are moved take their scales along."""
+    together = generate(text_model, PROMPTS, params, kv_cache_dtype=kv)
     assert len({tuple(t) for t in together}) == len(together)
-    assert [generate(text_model, [p], params)[0] for p in PROMPTS] == together
+    assert [generate(text_model, [p], params, kv_cache_dtype=kv)[0] for p in PROMPTS] == together
     for options in ({"threads": 2}, {"threads": 3, "max_num_batched_tokens": 16}, {"max_num_batched_tokens": 7},
                     {"enable_prefix_caching": False}, {"num_pages": 12, "max_num_seqs": 3}, {"block_size": 8},
                     {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
                     {"speculative_config": {"method": "lookup_tree", "num_speculative_tokens": 4}}):
-        assert generate(text_model, PROMPTS, params, **options) == together, options
+        assert generate(text_model, PROMPTS, params, kv_cache_dtype=kv, **options) == together, options
 
 
 def test_a_native_draft_model_changes_no_greedy_token(text_model: Path, tmp_path: Path) -> None:

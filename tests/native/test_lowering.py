@@ -139,6 +139,19 @@ def test_short_cache_types(dtype: torch.dtype, tmp_path: Path) -> None:
     assert nmse(found.logits(prompts(320)), expected) < (3e-4 if dtype == torch.bfloat16 else 3e-6)
 
 
+@pytest.mark.parametrize("options", [{"num_attention_heads": 6, "num_key_value_heads": 2}, {"head_dim": 64},
+                                     {"head_dim": 20, "num_attention_heads": 33}], ids=str)
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+def test_int8_cache_as_torch_reads_it(options: dict[str, Any], activations: str, tmp_path: Path) -> None:
+    """Exact arithmetic on the same rounded keys and values; a value on the edge between two steps may fall either way."""
+    path = checkpoint(tmp_path, **options)
+    found = Paged(on_native(path, activation_dtype=activations)[0], torch.int8).logits(prompts(320))
+    same = Paged(on_torch(path), torch.int8).logits(prompts(320))
+    exact = Paged(on_torch(path), torch.float32).logits(prompts(320))
+    assert 1e-7 < nmse(same, exact) < 1e-3
+    assert nmse(found, same) < (1e-5 if activations == "float32" else 1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
 def test_the_cache_holds_what_torch_would_write(family: str, dtype: torch.dtype) -> None:

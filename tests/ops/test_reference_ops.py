@@ -176,6 +176,44 @@ def test_write_kv_then_read_back_in_the_dtype_of_the_cache():
     assert k_pages.count_nonzero() == 5 * 2 * DIM
 
 
+def test_write_kv_in_eight_bits():
+    """Against plain loops: the largest magnitude becomes 127, the rest is rounded to nearest, ties to even."""
+    batch = make_batch([(0, 3, None), (2, 2, None)])
+    batch.slots = torch.tensor([9, 10, 11, 2, 3])
+    k_pages, v_pages = (torch.zeros(3, 2, PAGE, d, dtype=torch.int8) for d in (DIM, VALUE_DIM))
+    scales = torch.zeros(3, 2, PAGE), torch.zeros(3, 2, PAGE)
+    k, v = randn(5, 2, DIM), randn(5, 2, VALUE_DIM, seed=1)
+    k[0, 0] = torch.tensor([127.0, 0.5, 1.5, -2.5, -127.0, 3.0])
+    k[1, 1] = 0
+    reference.write_kv(k_pages, v_pages, k, v, batch, scales)
+    assert k_pages[2, 0, 1].tolist() == [127, 0, 2, -2, -127, 3] and scales[0][2, 0, 1] == 1
+    assert not k_pages[2, 1, 2].any() and scales[0][2, 1, 2] == 0
+    for token, (page, offset) in enumerate([(2, 1), (2, 2), (2, 3), (0, 2), (0, 3)]):
+        for head in range(2):
+            for pages, scale, x in zip((k_pages, v_pages), scales, (k, v)):
+                step = float(scale[page, head, offset])
+                row = x[token, head].tolist()
+                assert step == pytest.approx(max(abs(a) for a in row) / 127, rel=1e-6)
+                for stored, a in zip(pages[page, head, offset].tolist(), row):
+                    assert -127 <= stored <= 127 and abs(stored * step - a) <= step * 0.50001
+    assert (scales[0] != 0).sum() == 5 * 2 - 1
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_paged_attention_over_eight_bits(implementation):
+    """As over the same keys and values dequantised before; scales of slots nobody owns may be anything finite."""
+    batch = make_batch(ROWS)
+    count = int(batch.page_table.max()) + 1
+    generator = torch.Generator().manual_seed(3)
+    k8, v8 = (torch.randint(-127, 128, (count, 2, PAGE, d), generator=generator).to(torch.int8) for d in (DIM, VALUE_DIM))
+    scales = (torch.rand(count, 2, PAGE, generator=generator) / 100, torch.rand(count, 2, PAGE, generator=generator) / 100)
+    q = randn(batch.offsets[-1], HEADS, DIM)
+    wide = [x.double() * s[..., None] for x, s in zip((k8, v8), scales)]
+    expected = reference.paged_attention(q, *wide, batch, scale=SCALE)
+    got = IMPLEMENTATIONS[implementation](q, k8, v8, batch, scale=SCALE, scales=scales)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("plus_one", [False, True])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
 def test_rms_norm(dtype, tolerance, plus_one):

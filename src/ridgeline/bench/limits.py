@@ -5,9 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from ridgeline.bench.machine import Machine
+from ridgeline.cache.view import kv_bytes
 from ridgeline.loading import LoadedModel
 from ridgeline.types import PagedKV
 
@@ -33,7 +35,7 @@ class Shape:
     head_bytes: int
     heads: int                                 # of queries
     attention: tuple[PagedKV, ...]
-    kv_itemsize: int
+    kv_dtype: torch.dtype
     state_bytes: int                           # of one sequence, recurrent layers
 
     @classmethod
@@ -49,14 +51,14 @@ class Shape:
         else:                                  # a tied head's bytes are counted as the embedding's
             head_bytes = head.nbytes or native["model.embed_tokens"].nbytes
         return cls(sum(layers), shapes.model.lm_head.weight.numel(), layer_bytes, head_bytes, shapes.model.config.num_heads,
-                   tuple(spec for spec in loaded.layout.layers if isinstance(spec, PagedKV)), loaded.layout.kv_dtype.itemsize,
+                   tuple(spec for spec in loaded.layout.layers if isinstance(spec, PagedKV)), loaded.layout.kv_dtype,
                    loaded.layout.state_bytes())
 
     def bytes_read(self, rows: Pass) -> int:
         """Weights once, the head only if some row needs it; each cached key and value that a sequence's rows see, once."""
         total = self.layer_bytes + (self.head_bytes if any(r.wanted for r in rows) else 0)
         for spec in self.attention:
-            width = spec.elements_per_token() * self.kv_itemsize
+            width = kv_bytes(spec, self.kv_dtype)
             for r in rows:
                 seen = r.start + r.tokens
                 total += width * (seen if spec.window is None else min(seen, spec.window + r.tokens - 1))

@@ -37,7 +37,7 @@ class RoleLayout:
         return tuple(sorted({s.role for s in self.layers if isinstance(s, Shared) and s.role != own}))
 
     def kv_bytes_per_token(self) -> int:
-        return self.kv_dtype.itemsize * sum(s.elements_per_token() for s in self.layers if isinstance(s, PagedKV))
+        return sum(kv_bytes(s, self.kv_dtype) for s in self.layers if isinstance(s, PagedKV))
 
     def state_bytes(self) -> int:
         """Bytes of one snapshot: the state of one sequence at one position, all layers."""
@@ -45,6 +45,12 @@ class RoleLayout:
             math.prod(shape) * dtype_named(dtype).itemsize
             for s in self.layers if isinstance(s, Recurrent) for _, shape, dtype in s.tensors
         )
+
+
+def kv_bytes(spec: PagedKV, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in one layer, the scales of int8 included."""
+    scales = 2 * spec.heads * torch.float32.itemsize if dtype == torch.int8 else 0
+    return spec.elements_per_token() * dtype.itemsize + scales
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -73,21 +79,24 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 class CacheView:
     """What a model's layers get as `state`.
 
-    K is (pages, heads, page_size, key_dim), V (pages, heads, page_size, value_dim), a recurrent tensor (slots, *shape).
+    K is (pages, heads, page_size, key_dim), V (pages, heads, page_size, value_dim), a recurrent tensor (slots, *shape). In
+    int8, K and V have scales (pages, heads, page_size) in fp32: a row of K is about its scale times what is stored.
     """
 
     def __init__(
         self, role: str, layout: RoleLayout, *, page_size: int, num_pages: int, num_states: int, device: torch.device
     ) -> None:
         self.role, self.layout, self.page_size = role, layout, page_size
-        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kv: dict[int, tuple[Tensor, ...]] = {}           # K, V and, in int8, the scales of both
         self._states: dict[int, dict[str, Tensor]] = {}
         self._others: Mapping[str, CacheView] = {}
         for i, spec in enumerate(layout.layers):
             if isinstance(spec, PagedKV):
                 shape = (num_pages, spec.heads, page_size)
-                k = zeros((*shape, spec.key_dim), layout.kv_dtype, device)
-                self._kv[i] = k, zeros((*shape, spec.value_dim), layout.kv_dtype, device)
+                kv = [zeros((*shape, dim), layout.kv_dtype, device) for dim in (spec.key_dim, spec.value_dim)]
+                if layout.kv_dtype == torch.int8:
+                    kv += [zeros(shape, torch.float32, device) for _ in range(2)]
+                self._kv[i] = tuple(kv)
             elif isinstance(spec, Recurrent):
                 self._states[i] = {
                     name: zeros((num_states, *shape), dtype_named(dtype), device) for name, shape, dtype in spec.tensors
@@ -100,7 +109,7 @@ class CacheView:
             if isinstance(spec, Shared):
                 self._kv[i] = self._resolve(spec, ())
 
-    def _resolve(self, spec: Shared, seen: tuple[Shared, ...]) -> tuple[Tensor, Tensor]:
+    def _resolve(self, spec: Shared, seen: tuple[Shared, ...]) -> tuple[Tensor, ...]:
         view = self._others.get(spec.role)
         if view is None or not 0 <= spec.layer < len(view.layout.layers) or spec in seen:
             known = ", ".join(f"{r} ({len(v.layout.layers)} layers)" for r, v in self._others.items())
@@ -115,14 +124,21 @@ class CacheView:
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor]:
         assert layer in self._kv, f"layer {layer} of role {self.role!r} keeps no keys and values"
-        return self._kv[layer]
+        k, v, *_ = self._kv[layer]
+        return k, v
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Of K and V, (pages, heads, page_size) fp32 each; None where the cache is not int8."""
+        assert layer in self._kv, f"layer {layer} of role {self.role!r} keeps no keys and values"
+        _, _, *found = self._kv[layer]
+        return (found[0], found[1]) if found else None
 
     def recurrent(self, layer: int) -> dict[str, Tensor]:
         assert layer in self._states, f"layer {layer} of role {self.role!r} keeps no recurrent state"
         return self._states[layer]
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
-        """The first `rows` rows of a page into another one, K and V of all layers that this role owns."""
+        """The first `rows` rows of a page into another one, K, V and their scales of all layers that this role owns."""
         for i, spec in enumerate(self.layout.layers):
             if isinstance(spec, PagedKV):
                 for x in self._kv[i]:
@@ -137,4 +153,4 @@ class CacheView:
         for i, spec in enumerate(self.layout.layers):
             if isinstance(spec, PagedKV):
                 for x in self._kv[i]:
-                    x[to_page, :, to_row] = x[from_page, :, from_row]  # (rows, heads, dim): gathered before written
+                    x[to_page, :, to_row] = x[from_page, :, from_row]  # (rows, heads[, dim]): gathered before written

@@ -24,7 +24,8 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quantization", metavar="TYPE", help="int8: quantise float weights at load")
     add("--dtype", metavar="DTYPE", help="of weights and activations: auto (the model's; bfloat16 for GGUF), bfloat16, "
         "float16, float32 or float64")
-    add("--kv-cache-dtype", metavar="DTYPE", help="auto (as --dtype) or one of the same types")
+    add("--kv-cache-dtype", metavar="DTYPE", help="auto (as --dtype), one of the same types, or int8 (half of the memory "
+        "and reading of 16 bits)")
     add("--max-model-len", type=int, metavar="N", help="longest prompt and output together, in tokens")
 
 

@@ -67,5 +67,7 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, batch: Batch, state: CacheVie
     if state is None:
         return ops.ragged_attention(q, k, v, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
     k_pages, v_pages = state.kv(layer)
-    ops.write_kv(k_pages, v_pages, k, v, batch)
-    return grouped.paged_attention(q, k_pages, v_pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    scales = state.scales(layer)
+    ops.write_kv(k_pages, v_pages, k, v, batch, scales)
+    return grouped.paged_attention(q, k_pages, v_pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks,
+                                   scales=scales)

@@ -30,12 +30,14 @@ class NativeAttention:
     def add(self, x: Tensor, batch: Batch, state: CacheView) -> Tensor:
         x = x.contiguous()
         k, v = state.kv(self.layer)
+        scales = state.scales(self.layer)
+        k_scale, v_scale = (0, 0) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr())
         cos = sin = 0
         if self.rotary is not None:
             tables = self.rotary.tables(batch, torch.float32)                     # (T, half) each
             cos, sin = tables[0].data_ptr(), tables[1].data_ptr()
         self.engine.attention(self.block, x.data_ptr(), native_batch(batch), str(k.dtype).removeprefix("torch."),
-                              k.data_ptr(), v.data_ptr(), cos, sin)
+                              k.data_ptr(), v.data_ptr(), k_scale, v_scale, cos, sin)
         return x
 
 

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 PAGE_MULTIPLE = 8                 # keys that a kernel reads in one go, all of one page
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 ROWS_AT_ONCE = 16384

@@ -35,10 +35,11 @@ class Group:
 
 
 def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, *, scale: float,
-                    window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+                    window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None,
+                    scales: reference.Scales | None = None) -> Tensor:
     """Attention of every row over its own cached keys and values, those just written included.
 
-    q: (T, H, d); k_pages: (pages, K, page_size, d); v_pages: (pages, K, page_size, dv) -> (T, H, dv).
+    q: (T, H, d); k_pages: (pages, K, page_size, d); v_pages: (pages, K, page_size, dv) -> (T, H, dv). scales: of int8 pages.
     """
     key = ("groups", k_pages.shape[1] * k_pages.shape[3], window)
     if key not in batch.memo:
@@ -46,11 +47,12 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, *
     out = []
     for group in batch.memo[key]:
         if isinstance(group, int):
-            out.append(reference.attend_row(q, k_pages, v_pages, batch, group, scale, window, softcap, sinks))
+            out.append(reference.attend_row(q, k_pages, v_pages, batch, group, scale, window, softcap, sinks, scales))
             continue
         rows = q[batch.offsets[group.first]:batch.offsets[group.last]]
         rows = rows.view(group.last - group.first, -1, *q.shape[1:])                      # (R, n, H, d)
-        k, v = _gather(k_pages, group.pages), _gather(v_pages, group.pages)               # (R, K, P, page_size, d)
+        k, v = (reference.dequantise_kv(_gather(x, group.pages), s if s is None else _gather(s, group.pages), q.dtype)
+                for x, s in zip((k_pages, v_pages), scales or (None, None)))              # (R, K, P, page_size, d)
         _clear(v, group)
         out.append(reference.attend(rows, k.flatten(2, 3), v.flatten(2, 3), group.mask, scale, softcap,
                                     sinks).flatten(0, 1))                                 # (R * n, H, dv)
@@ -114,7 +116,7 @@ def _group(batch: Batch, first: int, last: int, window: int | None) -> Group:
 
 
 def _gather(pages: Tensor, index: Tensor) -> Tensor:
-    """(pages, K, page_size, d) at (R, P) -> (R, K, P, page_size, d), in one copy of whole rows."""
+    """(pages, K, page_size[, d]) at (R, P) -> (R, K, P, page_size[, d]), in one copy of whole rows."""
     heads = pages.shape[1]
     rows = (index[:, None] * heads + torch.arange(heads, device=index.device)[:, None]).flatten()          # R * K * P
     found = pages.view(pages.shape[0] * heads, -1).index_select(0, rows)

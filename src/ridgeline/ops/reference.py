@@ -31,12 +31,30 @@ def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def write_kv(k_pages: Tensor, v_pages: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None:
-    """Store k (T, heads, d) and v (T, heads, dv) at batch.slots of pages (pages, heads, page_size, d)."""
+Scales = tuple[Tensor, Tensor]   # of an int8 cache's keys and values: (pages, heads, page_size) fp32
+
+
+def write_kv(k_pages: Tensor, v_pages: Tensor, k: Tensor, v: Tensor, batch: Batch, scales: Scales | None = None) -> None:
+    """Store k (T, heads, d) and v (T, heads, dv) at batch.slots of pages (pages, heads, page_size, d).
+
+    scales: of int8 pages; a row of each head is rounded to its largest magnitude / 127 times -127 .. 127, ties to even.
+    """
     assert batch.slots is not None
     page, offset = batch.slots // batch.page_size, batch.slots % batch.page_size
-    k_pages[page, :, offset] = k.to(k_pages.dtype)
-    v_pages[page, :, offset] = v.to(v_pages.dtype)
+    if scales is None:
+        k_pages[page, :, offset] = k.to(k_pages.dtype)
+        v_pages[page, :, offset] = v.to(v_pages.dtype)
+        return
+    for pages, x, scale in zip((k_pages, v_pages), (k.float(), v.float()), scales):
+        top = x.abs().amax(-1)                                                           # (T, heads)
+        scale[page, :, offset] = top / 127
+        inverse = torch.where(top > 1e-35, 127 / top, 0)
+        pages[page, :, offset] = (x * inverse[..., None]).round().clamp(-127, 127).to(torch.int8)
+
+
+def dequantise_kv(x: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Rows of K or V as they were read from the cache, (..., d) with scales (...), in the dtype of the computation."""
+    return x if scales is None else (x * scales[..., None]).to(dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None = None,
@@ -70,23 +88,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap:
 
 
 def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, *, scale: float,
-                    window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+                    window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None,
+                    scales: Scales | None = None) -> Tensor:
     """Attention of every row over its own cached keys and values, those just written included.
 
-    q: (T, H, d); k_pages: (pages, K, page_size, d); v_pages: (pages, K, page_size, dv) -> (T, H, dv).
+    q: (T, H, d); k_pages: (pages, K, page_size, d); v_pages: (pages, K, page_size, dv) -> (T, H, dv). scales: of int8 pages.
     """
-    return torch.cat([attend_row(q, k_pages, v_pages, batch, row, scale, window, softcap, sinks)
+    return torch.cat([attend_row(q, k_pages, v_pages, batch, row, scale, window, softcap, sinks, scales)
                       for row in range(batch.rows)])
 
 
 def attend_row(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, row: int, scale: float,
-               window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+               window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None,
+               scales: Scales | None = None) -> Tensor:
     """paged_attention of one row of the batch -> (n, H, dv)."""
     assert batch.page_table is not None
     a, b, context = batch.offsets[row], batch.offsets[row + 1], batch.context(row)
     pages = batch.page_table[row, :-(-context // batch.page_size)]
-    k = k_pages[pages].transpose(0, 1).flatten(1, 2)[:, :context]                        # (K, L, d)
-    v = v_pages[pages].transpose(0, 1).flatten(1, 2)[:, :context]
+    k, v = (dequantise_kv(x[pages], s if s is None else s[pages], q.dtype).transpose(0, 1).flatten(1, 2)[:, :context]
+            for x, s in zip((k_pages, v_pages), scales or (None, None)))                 # (K, L, d)
     return attend(q[a:b], k, v, batch.mask(row, window), scale, softcap, sinks)
 
 
