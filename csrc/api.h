@@ -11,6 +11,7 @@ enum class Kind : int32_t {
   f16, bf16, f32,                                                              // floating point
   count,                                                                       // of the kinds that a file has
   q8_split,                                                                    // q8_0 by nibble planes: see SplitHead
+  i4_32, i4_64, i4_128, i8_32, i8_128,   // integers with an fp32 scale and a zero for 32, 64 or 128 columns
 };
 
 constexpr int kTile = 16;    // output rows of a tile: one 512-bit vector of fp32
@@ -38,11 +39,22 @@ constexpr Layout layout(Kind kind) {
     case Kind::iq4_nl: return {256, 32, 1};
     case Kind::iq4_xs: return {256, 32 + 8 * 16, 8};
     case Kind::q8_split: return {256, 32, 1};
+    case Kind::i4_32: return {256, 64 + 16, 1};
+    case Kind::i4_64: return {256, 64 + 16, 2};
+    case Kind::i4_128: return {256, 64 + 16, 4};
+    case Kind::i8_32: return {512, 64 + 16, 1};
+    case Kind::i8_128: return {512, 64 + 16, 4};
     case Kind::f16: return {32 * 16 * 2, 0, 1};
     case Kind::bf16: return {32 * 16 * 2, 0, 1};
     default: return {32 * 16 * 4, 0, 1};
   }
 }
+
+// One fp32 scale and one signed 8-bit zero for the columns of a superblock: what AWQ, GPTQ and compressed-tensors hold.
+constexpr bool is_grouped(Kind kind) {
+  return kind == Kind::i4_32 || kind == Kind::i4_64 || kind == Kind::i4_128 || kind == Kind::i8_32 || kind == Kind::i8_128;
+}
+constexpr bool is_grouped4(Kind kind) { return is_grouped(kind) && layout(kind).quants == 256; }
 
 // A packed matrix (rows x cols); rows are padded to whole tiles and cols to whole blocks, both with zeros.
 struct Weights {

@@ -28,6 +28,7 @@ using namespace ridgeline;
 namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Table = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Address = uintptr_t;
 
 const std::pair<const char*, Kind> kKinds[] = {
@@ -61,11 +62,7 @@ KvType kv_of(const std::string& name) {
                            {"int8", KvType::i8}}, "KV cache dtype");
 }
 
-std::shared_ptr<Matrix> allocate(const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split) {
-  const Kind from = kind_of(type), kind = quantise ? Kind::q8_0 : from;
-  if (rows < 1 || cols < 1 || cols % source(from).cols)
-    throw std::invalid_argument("no matrix of " + std::to_string(rows) + " x " + std::to_string(cols) + " " + type + " weights");
-  if (quantise && !is_float(from)) throw std::invalid_argument(type + " weights are quantised already");
+std::shared_ptr<Matrix> make_matrix(Kind kind, int64_t rows, int64_t cols, bool split) {
   if (split && (kind != Kind::q8_0 || cols > kHeadBlocks * kBlock))
     throw std::invalid_argument("only Q8_0 weights of up to " + std::to_string(kHeadBlocks * kBlock) + " columns can be split");
   auto m = std::make_shared<Matrix>();
@@ -77,6 +74,39 @@ std::shared_ptr<Matrix> allocate(const std::string& type, int64_t rows, int64_t 
   return m;
 }
 
+std::shared_ptr<Matrix> allocate(const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split,
+                                 const std::string& into) {
+  const Kind from = kind_of(type), kind = quantise ? kind_of(into) : from;
+  if (rows < 1 || cols < 1 || cols % source(from).cols)
+    throw std::invalid_argument("no matrix of " + std::to_string(rows) + " x " + std::to_string(cols) + " " + type + " weights");
+  if (quantise && !is_float(from)) throw std::invalid_argument(type + " weights are quantised already");
+  if (quantise && !quantises_to(kind)) throw std::invalid_argument("float weights cannot be quantised to " + into + " here");
+  return make_matrix(kind, rows, cols, split);
+}
+
+// Packs n rows from `first_row` on, which begins a tile: pack(first tile of these, tiles, where they go) on all threads.
+template <class Pack>
+void fill_tiles(Engine& engine, Matrix& m, int64_t n, int64_t first_row, Pack&& pack) {
+  if (first_row < 0 || first_row % kTile || first_row + n > m.rows || (first_row + n < m.rows && n % kTile))
+    throw std::invalid_argument("rows " + std::to_string(first_row) + " to " + std::to_string(first_row + n) +
+                                " are not whole tiles of a matrix of " + std::to_string(m.rows) + " rows");
+  const int64_t tiles = (n + kTile - 1) / kTile, bytes = tile_quants(m.kind, m.cols), half = bytes / 2;
+  const int64_t scale_bytes = tile_scales(m.kind, m.cols);
+  uint8_t* scales = m.scales.data() + first_row / kTile * scale_bytes;
+  uint8_t* quants = m.quants.data() + first_row / kTile * (m.split() ? half : bytes);
+  uint8_t* low = m.low.data() + first_row / kTile * half;
+  nb::gil_scoped_release free;
+  engine.team.run([&](int thread) {
+    const Range t = share(tiles, thread, engine.team.size());
+    if (!m.split()) return pack(t.first, t.last - t.first, quants + t.first * bytes, scales + t.first * scale_bytes);
+    Buffer tile(static_cast<size_t>(bytes));
+    for (int64_t i = t.first; i < t.last; ++i) {      // one tile at a time: no second copy of the matrix
+      pack(i, 1, tile.data(), scales + i * scale_bytes);
+      split_tile(tile.data(), bytes, quants + i * half, low + i * half);
+    }
+  });
+}
+
 // Packs `rows` (of the type that the matrix was allocated for) from row `first_row` on, which begins a tile.
 void fill(Engine& engine, Matrix& m, const std::string& type, Bytes rows, int64_t first_row) {
   const Kind from = kind_of(type);
@@ -85,35 +115,47 @@ void fill(Engine& engine, Matrix& m, const std::string& type, Bytes rows, int64_
   if (row_bytes != cols / s.cols * s.bytes)
     throw std::invalid_argument("a row of " + std::to_string(cols) + " " + type + " weights cannot have " +
                                 std::to_string(row_bytes) + " bytes");
-  if (first_row < 0 || first_row % kTile || first_row + n > m.rows || (first_row + n < m.rows && n % kTile))
-    throw std::invalid_argument("rows " + std::to_string(first_row) + " to " + std::to_string(first_row + n) +
-                                " are not whole tiles of a matrix of " + std::to_string(m.rows) + " rows");
   const bool quantise = from != m.kind;
-  if (quantise && !(is_float(from) && m.kind == Kind::q8_0))
+  if (quantise && !(is_float(from) && quantises_to(m.kind)))
     throw std::invalid_argument("a matrix of another type cannot take " + type + " weights");
   const uint8_t* data = rows.data();
-  const int64_t tiles = (n + kTile - 1) / kTile, bytes = tile_quants(m.kind, cols), half = bytes / 2;
-  uint8_t* scales = m.scales.data() + first_row / kTile * tile_scales(m.kind, cols);
-  uint8_t* quants = m.quants.data() + first_row / kTile * (m.split() ? half : bytes);
-  uint8_t* low = m.low.data() + first_row / kTile * half;
-  nb::gil_scoped_release free;
-  engine.team.run([&](int thread) {
-    const Range t = share(tiles, thread, engine.team.size());
-    const auto pack = [&](const uint8_t* at, int64_t count, int64_t first, int64_t last, uint8_t* q, uint8_t* sc) {
-      if (quantise) quantise_tiles(from, at, row_bytes, count, cols, first, last, q, sc);
-      else pack_tiles(from, at, row_bytes, count, cols, first, last, q, sc);
-    };
-    if (!m.split()) return pack(data, n, t.first, t.last, quants, scales);
-    Buffer tile(static_cast<size_t>(bytes));
-    for (int64_t i = t.first; i < t.last; ++i) {      // one tile at a time: no second copy of the matrix
-      pack(data + i * kTile * row_bytes, n - i * kTile, 0, 1, tile.data(), scales + i * tile_scales(m.kind, cols));
-      split_tile(tile.data(), bytes, quants + i * half, low + i * half);
-    }
+  fill_tiles(engine, m, n, first_row, [&](int64_t tile, int64_t count, uint8_t* quants, uint8_t* scales) {
+    const uint8_t* at = data + tile * kTile * row_bytes;
+    if (quantise) quantise_tiles(from, m.kind, at, row_bytes, n - tile * kTile, cols, 0, count, quants, scales);
+    else pack_tiles(from, at, row_bytes, n - tile * kTile, cols, 0, count, quants, scales);
   });
 }
 
-std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows, int64_t cols, bool quantise, bool split) {
-  auto m = allocate(type, static_cast<int64_t>(rows.shape(0)), cols, quantise, split);
+// A matrix for codes: of a grouped kind, Q4_0 or Q8_0.
+std::shared_ptr<Matrix> allocate_codes(const std::string& type, int64_t rows, int64_t cols, bool split) {
+  const Kind kind = one_of<Kind>(type, {{"INT4_G32", Kind::i4_32}, {"INT4_G64", Kind::i4_64}, {"INT4_G128", Kind::i4_128},
+                                        {"INT8_G32", Kind::i8_32}, {"INT8_G128", Kind::i8_128}, {"Q4_0", Kind::q4_0},
+                                        {"Q8_0", Kind::q8_0}}, "a matrix of codes of type");
+  if (rows < 1 || cols < 1) throw std::invalid_argument("no matrix of " + std::to_string(rows) + " x " + std::to_string(cols) + " codes");
+  return make_matrix(kind, rows, cols, split);
+}
+
+// Packs rows of codes from `first_row` on, with a scale and a zero for each `group` columns of a row: see Codes.
+void fill_codes(Engine& engine, Matrix& m, Bytes codes, Table<float> scales, Table<int8_t> zeros, int64_t group,
+                int64_t first_row) {
+  const Codes from{codes.data(), scales.data(), zeros.data(), static_cast<int64_t>(codes.shape(0)),
+                   static_cast<int64_t>(codes.shape(1)), group, static_cast<int64_t>(scales.shape(1))};
+  const int64_t own = kBlock * layout(m.kind).super;
+  if (!takes_codes(m.kind) || from.cols != m.cols || group < 1 || (group % own && group < m.cols) ||
+      from.groups != (m.cols + group - 1) / group || scales.shape(0) != codes.shape(0) ||
+      zeros.shape(0) != scales.shape(0) || zeros.shape(1) != scales.shape(1))
+    throw std::invalid_argument("these codes, scales and zeros do not fit a matrix of " + std::to_string(m.cols) + " columns");
+  fill_tiles(engine, m, from.rows, first_row, [&](int64_t tile, int64_t count, uint8_t* quants, uint8_t* scale) {
+    const int64_t row = tile * kTile;
+    const Codes part{from.codes + row * from.cols, from.scales + row * from.groups, from.zeros + row * from.groups,
+                     from.rows - row, from.cols, from.group, from.groups};
+    pack_codes(m.kind, part, 0, count, quants, scale);
+  });
+}
+
+std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows, int64_t cols, bool quantise, bool split,
+                             const std::string& into) {
+  auto m = allocate(type, static_cast<int64_t>(rows.shape(0)), cols, quantise, split, into);
   fill(engine, *m, type, rows, 0);
   return m;
 }
@@ -292,12 +334,20 @@ NB_MODULE(_native, m) {
       .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa.name); })
       .def_prop_ro("threads", [](const Engine& e) { return e.team.size(); })
       .def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
-      .def("allocate", [](Engine&, const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split) {
-        return allocate(type, rows, cols, quantise, split);
-      }, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false, nb::arg("split") = false)
+      .def("allocate", [](Engine&, const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split,
+                          const std::string& into) {
+        return allocate(type, rows, cols, quantise, split, into);
+      }, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false, nb::arg("split") = false,
+         nb::arg("into") = "Q8_0")
+      .def("allocate_codes", [](Engine&, const std::string& type, int64_t rows, int64_t cols, bool split) {
+        return allocate_codes(type, rows, cols, split);
+      }, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("split") = false)
+      .def("fill_codes", &fill_codes, nb::arg("matrix"), nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"), nb::arg("group"),
+           nb::arg("first_row"))
       .def("fill", &fill, nb::arg("matrix"), nb::arg("type"), nb::arg("rows"), nb::arg("first_row"))
       .def("lookup", &lookup, nb::arg("matrix"), nb::arg("tokens"), nb::arg("count"), nb::arg("out"))
-      .def("pack", &pack, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false, nb::arg("split") = false)
+      .def("pack", &pack, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("quantise") = false, nb::arg("split") = false,
+           nb::arg("into") = "Q8_0")
       .def("mlp", [](Engine& e, const MlpBlock& b, Address x, int64_t tokens) {
         e.run(b, reinterpret_cast<float*>(x), tokens);
       }, nb::arg("block"), nb::arg("x"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())

@@ -7,6 +7,7 @@
 #endif
 
 #include "packed.h"
+#include "quantise4.h"
 
 namespace ridgeline {
 namespace {
@@ -176,7 +177,7 @@ template <Kind K>
 void put_block(const uint8_t* u, int64_t stride, uint8_t* to) {
   alignas(64) uint32_t v[8][kTile];
   transpose(u, stride, 8, v[0]);
-  if constexpr (K == Kind::q8_0) {
+  if constexpr (K == Kind::q8_0 || (is_grouped(K) && !is_grouped4(K))) {
     std::memcpy(to, v, sizeof v);
   } else if constexpr (K == Kind::q2_k || K == Kind::q3_k) {
     put_pairs(v, 0, to);
@@ -241,15 +242,6 @@ void pack_float(const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t 
   }
 }
 
-uint16_t float_to_half(float x) {  // round to nearest even; x is not negative, and NaN stays visible
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if (bits > 0x7f800000u) return 0x7e00;
-  if (x >= 65520.0f) return 0x7c00;
-  if (x < 0x1p-14f) return static_cast<uint16_t>(std::bit_cast<uint32_t>(x + 0.5f) - 0x3f000000u);  // adds at 2^-24
-  const uint32_t rounded = bits + 0xfff + (bits >> 13 & 1);
-  return static_cast<uint16_t>((rounded >> 13) - (112u << 10));
-}
-
 template <Kind K>
 float load_float(const uint8_t* p) {
   if constexpr (K == Kind::f32) return load_as<float>(p);
@@ -257,13 +249,28 @@ float load_float(const uint8_t* p) {
   return bf16_to_float(load_as<uint16_t>(p));
 }
 
-template <Kind K>
+uint16_t quantise8(const float* x, uint8_t* u) {
+  int32_t top = 0;  // magnitudes order like integers: a loop of integers is vectorised, NaN comes out on top
+  for (int i = 0; i < kBlock; ++i) top = std::max(top, static_cast<int32_t>(std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu));
+  const uint16_t half = float_to_half(std::bit_cast<float>(top) / 127.0f);
+  const float scale = half_to_float(half);
+  // The nearest multiple of the scale as stored, so that rounding the scale to fp16 costs no more than it must.
+  const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  // Adding 1.5 * 2^23 rounds to the nearest even integer, which is then the low bits of the sum.
+  for (int i = 0; i < kBlock; ++i) {
+    const float scaled = std::min(std::max(x[i] * inverse, -127.0f), 127.0f) + 0x1.8p23f;
+    u[i] = static_cast<uint8_t>((std::bit_cast<uint32_t>(scaled) & 255) ^ 128);
+  }
+  return half;
+}
+
+template <Kind K, Kind To>
 void quantise_tile(const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t cols, int64_t tile, uint8_t* quants,
                    uint8_t* scales) {
   const int present = static_cast<int>(std::min<int64_t>(kTile, n_rows - tile * kTile));
   alignas(64) uint8_t u[kTile][kBlock];
   for (int64_t b = 0; b * kBlock < cols; ++b) {
-    std::memset(u, 128, sizeof u);
+    std::memset(u, To == Kind::q8_0 ? 128 : 8, sizeof u);
     std::memset(scales + b * 32, 0, 32);
     const int width = static_cast<int>(std::min<int64_t>(kBlock, cols - b * kBlock));
     for (int r = 0; r < present; ++r) {
@@ -274,24 +281,55 @@ void quantise_tile(const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64
       } else {
         for (int i = 0; i < width; ++i) x[i] = load_float<K>(p + i * source(K).bytes);
       }
-      int32_t top = 0;  // magnitudes order like integers: a loop of integers is vectorised, NaN comes out on top
-      for (float value : x) top = std::max(top, static_cast<int32_t>(std::bit_cast<uint32_t>(value) & 0x7fffffffu));
-      const uint16_t half = float_to_half(std::bit_cast<float>(top) / 127.0f);
-      const float scale = half_to_float(half);
+      const uint16_t half = To == Kind::q8_0 ? quantise8(x, u[r]) : quantise4(x, u[r]);
       std::memcpy(scales + b * 32 + 2 * r, &half, 2);
-      // The nearest multiple of the scale as stored, so that rounding the scale to fp16 costs no more than it must.
-      const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-      // Adding 1.5 * 2^23 rounds to the nearest even integer, which is then the low bits of the sum.
-      for (int i = 0; i < kBlock; ++i) {
-        const float scaled = std::min(std::max(x[i] * inverse, -127.0f), 127.0f) + 0x1.8p23f;
-        u[r][i] = static_cast<uint8_t>((std::bit_cast<uint32_t>(scaled) & 255) ^ 128);
+    }
+    put_block<To>(u[0], kBlock, quants + b * layout(To).quants);
+  }
+}
+
+// Of one tile: see pack_codes.
+template <Kind K>
+void pack_codes_of(const Codes& from, int64_t tile, uint8_t* quants, uint8_t* scales) {
+  constexpr Layout L = layout(K);
+  constexpr int64_t kStep = kBlock * L.super;
+  const int present = static_cast<int>(std::min<int64_t>(kTile, from.rows - tile * kTile));
+  alignas(64) uint8_t u[kTile][kBlock];
+  std::memset(u, 0, sizeof u);
+  for (int64_t k = 0; k < from.cols; k += kBlock) {
+    if (k % kStep == 0) {
+      uint8_t* s = scales + k / kStep * L.scales;
+      std::memset(s, 0, L.scales);
+      for (int r = 0; r < present; ++r) {
+        const int64_t at = (tile * kTile + r) * from.groups + k / from.group;
+        if constexpr (is_grouped(K)) {
+          std::memcpy(s + 4 * r, from.scales + at, 4);
+          s[64 + r] = static_cast<uint8_t>(from.zeros[at]);
+        } else {
+          const float scale = from.scales[at];
+          const uint16_t half = float_to_half(scale);
+          std::memcpy(s + 2 * r, &half, 2);
+        }
       }
     }
-    put_block<Kind::q8_0>(u[0], kBlock, quants + b * layout(Kind::q8_0).quants);
+    const size_t width = static_cast<size_t>(std::min<int64_t>(kBlock, from.cols - k));
+    for (int r = 0; r < present; ++r) std::memcpy(u[r], from.codes + (tile * kTile + r) * from.cols + k, width);
+    put_block<K>(u[0], kBlock, quants + k / kBlock * L.quants);
   }
 }
 
 }  // namespace
+
+void pack_codes(Kind kind, const Codes& from, int64_t first_tile, int64_t last_tile, uint8_t* quants, uint8_t* scales) {
+  for_kind(kind, [&]<Kind K>() {
+    if constexpr (takes_codes(K)) {
+      for (int64_t t = first_tile; t < last_tile; ++t)
+        pack_codes_of<K>(from, t, quants + t * tile_quants(K, from.cols), scales + t * tile_scales(K, from.cols));
+    } else {
+      __builtin_trap();
+    }
+  });
+}
 
 void pack_tiles(Kind kind, const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t cols, int64_t first_tile,
                 int64_t last_tile, uint8_t* quants, uint8_t* scales) {
@@ -300,19 +338,25 @@ void pack_tiles(Kind kind, const uint8_t* rows, int64_t row_bytes, int64_t n_row
     for (int64_t t = first_tile; t < last_tile; ++t) {
       if constexpr (is_float(K))
         pack_float<K>(rows, row_bytes, n_rows, cols, t, quants + t * tq);
+      else if constexpr (is_grouped(K))
+        __builtin_trap();
       else
         pack_quantised<K>(rows, row_bytes, n_rows, cols, t, quants + t * tq, scales + t * ts);
     }
   });
 }
 
-void quantise_tiles(Kind from, const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t cols, int64_t first_tile,
-                    int64_t last_tile, uint8_t* quants, uint8_t* scales) {
+void quantise_tiles(Kind from, Kind to, const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t cols,
+                    int64_t first_tile, int64_t last_tile, uint8_t* quants, uint8_t* scales) {
   for_kind(from, [&]<Kind K>() {
     if constexpr (is_float(K)) {
-      const int64_t tq = tile_quants(Kind::q8_0, cols), ts = tile_scales(Kind::q8_0, cols);
-      for (int64_t t = first_tile; t < last_tile; ++t)
-        quantise_tile<K>(rows, row_bytes, n_rows, cols, t, quants + t * tq, scales + t * ts);
+      const int64_t tq = tile_quants(to, cols), ts = tile_scales(to, cols);
+      for (int64_t t = first_tile; t < last_tile; ++t) {
+        if (to == Kind::q4_0)
+          quantise_tile<K, Kind::q4_0>(rows, row_bytes, n_rows, cols, t, quants + t * tq, scales + t * ts);
+        else
+          quantise_tile<K, Kind::q8_0>(rows, row_bytes, n_rows, cols, t, quants + t * tq, scales + t * ts);
+      }
     } else {
       __builtin_trap();
     }
@@ -337,8 +381,8 @@ void unpack_row(const Weights& w, int64_t row, float* out) {
         for (int h = 0; h < 2; ++h) {
           const float scale = block_scale<K>(super, inner, h, r), minimum = block_minimum<K>(super, inner, h, r);
           for (int i = 16 * h; i < std::min(16 * h + 16, width); ++i) {
-            const float product = scale * static_cast<float>(code[i]);
-            out[b * kBlock + i] = has_minimum(K) ? product - minimum : product;
+            const float product = scale * static_cast<float>(code[i] - block_zero<K>(super, r));
+            out[b * kBlock + i] = has_minimum(K) && !is_grouped(K) ? product - minimum : product;
           }
         }
       }

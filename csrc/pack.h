@@ -42,10 +42,28 @@ constexpr int64_t tile_scales(Kind kind, int64_t cols) {
 void pack_tiles(Kind kind, const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t cols, int64_t first_tile,
                 int64_t last_tile, uint8_t* quants, uint8_t* scales);
 
-// Quantises rows of floats (kind from: f32, f16 or bf16, row n at rows + n * row_bytes) to q8_0 in the packed layout:
-// one fp16 scale (largest magnitude / 127) per 32 columns, rounded to nearest even. Any cols.
-void quantise_tiles(Kind from, const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t cols, int64_t first_tile,
+constexpr bool quantises_to(Kind kind) { return kind == Kind::q8_0 || kind == Kind::q4_0; }
+
+// Quantises rows of floats (kind from: f32, f16 or bf16, row n at rows + n * row_bytes) in the packed layout. Any cols.
+// To q8_0: one fp16 scale (largest magnitude / 127) per 32 columns, rounded to nearest even. To q4_0: the scale per 32
+// columns with the least squared error of a search (see quantise4.h).
+void quantise_tiles(Kind from, Kind to, const uint8_t* rows, int64_t row_bytes, int64_t n_rows, int64_t cols, int64_t first_tile,
                     int64_t last_tile, uint8_t* quants, uint8_t* scales);
+
+// A matrix as unsigned codes, row after row, with a scale and a zero for each `group` columns of a row (`groups` of them,
+// the last may be short): w = scale * (code - 8 - zero) of four-bit codes, scale * (code - 128 - zero) of eight-bit ones.
+struct Codes {
+  const uint8_t* codes;    // rows x cols
+  const float* scales;     // rows x groups
+  const int8_t* zeros;     // rows x groups
+  int64_t rows, cols, group, groups;
+};
+
+constexpr bool takes_codes(Kind kind) { return is_grouped(kind) || kind == Kind::q4_0 || kind == Kind::q8_0; }
+
+// Packs tiles of codes into a kind that takes them; `group` is a multiple of the columns that share a scale in it, or at
+// least cols. q4_0 and q8_0 have no zeros, and scales that fp16 holds.
+void pack_codes(Kind kind, const Codes& from, int64_t first_tile, int64_t last_tile, uint8_t* quants, uint8_t* scales);
 
 // A q8_0 tile of `bytes` bytes of quants into its planes of high and of low nibbles (see SplitHead).
 void split_tile(const uint8_t* quants, int64_t bytes, uint8_t* high, uint8_t* low);

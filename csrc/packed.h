@@ -3,7 +3,7 @@
 // Columns of a block are numbered c = 4 g + j: group g (0..7), place j (0..3). A group takes 64 bytes, 4 a row, so row
 // r of a tile has its four columns at 64 g + 4 r. Four-bit parts hold group g in the low half of vector g & 3 for g < 4
 // and in the high half for g >= 4; two-bit parts hold group g in bits 2 (g & 3) of vector g / 4; one-bit parts are a
-// 64-bit mask a group. A weight is scale * code - minimum, code being signed.
+// 64-bit mask a group. A weight is scale * code - minimum, code being signed; of grouped kinds it is scale * (code - zero).
 #pragma once
 #include <bit>
 #include <cstring>
@@ -28,6 +28,16 @@ inline float half_to_float(uint16_t h) {
   const uint32_t large = (static_cast<uint32_t>(h & 0x7fff) << 13) + (exponent == 0x7c00 ? 224u << 23 : 112u << 23);
   return std::bit_cast<float>((exponent ? large : std::bit_cast<uint32_t>(small)) | sign);
 }
+inline uint16_t float_to_half(float x) {  // round to nearest even; NaN stays visible
+  const uint32_t bits = std::bit_cast<uint32_t>(x) & 0x7fffffffu, sign = std::bit_cast<uint32_t>(x) >> 16 & 0x8000;
+  const float magnitude = std::bit_cast<float>(bits);
+  if (bits > 0x7f800000u) return 0x7e00;
+  if (magnitude >= 65520.0f) return static_cast<uint16_t>(sign | 0x7c00);
+  if (magnitude < 0x1p-14f)  // adds at 2^-24
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(magnitude + 0.5f) - 0x3f000000u));
+  const uint32_t rounded = bits + 0xfff + (bits >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((rounded >> 13) - (112u << 10)));
+}
 inline float half_at(const uint8_t* p) { return half_to_float(load_as<uint16_t>(p)); }
 inline float bf16_to_float(uint16_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
 
@@ -35,7 +45,7 @@ constexpr bool is_float(Kind kind) { return kind == Kind::f16 || kind == Kind::b
 // Scales for 16 columns each rather than 32.
 constexpr bool has_halves(Kind kind) { return kind == Kind::q2_k || kind == Kind::q3_k || kind == Kind::q6_k; }
 constexpr bool has_minimum(Kind kind) {
-  return kind == Kind::q4_1 || kind == Kind::q5_1 || kind == Kind::q2_k || kind == Kind::q4_k || kind == Kind::q5_k;
+  return is_grouped(kind) || kind == Kind::q4_1 || kind == Kind::q5_1 || kind == Kind::q2_k || kind == Kind::q4_k || kind == Kind::q5_k;
 }
 
 // The 32 codes of row r of a tile, from the block's quants.
@@ -47,8 +57,8 @@ inline void block_codes(const uint8_t* p, int r, int8_t* code) {
   for (int g = 0; g < 8; ++g)
     for (int j = 0; j < 4; ++j) {
       int c = 0;
-      if constexpr (K == Kind::q8_0) c = p[64 * g + 4 * r + j] - 128;
-      if constexpr (K == Kind::q4_0) c = nibble(g, j) - 8;
+      if constexpr (K == Kind::q8_0 || (is_grouped(K) && !is_grouped4(K))) c = p[64 * g + 4 * r + j] - 128;
+      if constexpr (K == Kind::q4_0 || is_grouped4(K)) c = nibble(g, j) - 8;
       if constexpr (K == Kind::q4_1 || K == Kind::q4_k) c = nibble(g, j);
       if constexpr (K == Kind::q5_0) c = nibble(g, j) + 16 * bit(256, g, j) - 16;
       if constexpr (K == Kind::q5_1 || K == Kind::q5_k) c = nibble(g, j) + 16 * bit(256, g, j);
@@ -60,9 +70,16 @@ inline void block_codes(const uint8_t* p, int r, int8_t* code) {
     }
 }
 
+// What a grouped kind subtracts from a code before it is scaled, so that fp32 products are those of scale * (code - zero).
+template <Kind K>
+inline int block_zero(const uint8_t* s, int r) {
+  return is_grouped(K) ? static_cast<int8_t>(s[64 + r]) : 0;
+}
+
 // Scale and minimum of row r for half h (columns 16 h ..) of block `inner` of the superblock at s.
 template <Kind K>
 inline float block_scale(const uint8_t* s, int inner, int h, int r) {
+  if constexpr (is_grouped(K)) return load_as<float>(s + 4 * r);
   const float d = half_at(s + 2 * r);
   if constexpr (K == Kind::q4_k || K == Kind::q5_k) return d * static_cast<float>(s[64 + 32 * inner + r]);
   if constexpr (K == Kind::q2_k) return d * static_cast<float>(s[64 + 32 * inner + 16 * h + r] & 15);
@@ -74,6 +91,7 @@ inline float block_scale(const uint8_t* s, int inner, int h, int r) {
 template <Kind K>
 inline float block_minimum(const uint8_t* s, int inner, int h, int r) {
   if constexpr (!has_minimum(K)) return 0.0f;
+  if constexpr (is_grouped(K)) return load_as<float>(s + 4 * r) * static_cast<float>(block_zero<K>(s, r));
   const float m = half_at(s + 32 + 2 * r);
   if constexpr (K == Kind::q4_1 || K == Kind::q5_1) return -m;
   if constexpr (K == Kind::q2_k) return m * static_cast<float>(s[64 + 32 * inner + 16 * h + r] >> 4);
@@ -107,6 +125,11 @@ inline auto for_kind(Kind kind, F&& f) {
     case Kind::f16: return f.template operator()<Kind::f16>();
     case Kind::bf16: return f.template operator()<Kind::bf16>();
     case Kind::f32: return f.template operator()<Kind::f32>();
+    case Kind::i4_32: return f.template operator()<Kind::i4_32>();
+    case Kind::i4_64: return f.template operator()<Kind::i4_64>();
+    case Kind::i4_128: return f.template operator()<Kind::i4_128>();
+    case Kind::i8_32: return f.template operator()<Kind::i8_32>();
+    case Kind::i8_128: return f.template operator()<Kind::i8_128>();
     default: __builtin_trap();
   }
 }

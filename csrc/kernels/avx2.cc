@@ -154,6 +154,34 @@ struct Traits<Kind::iq4_xs> : Traits<Kind::iq4_nl> {
   }
 };
 
+struct Grouped : Plain {
+  static constexpr bool kMinimum = true;
+  static __m256 zero(const uint8_t* s, int half) { return signed8(s + 64 + 8 * half); }
+  static __m256 scale(const uint8_t* s, int, int, int half) {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(s + 32 * half));
+  }
+  static __m256 minimum(const uint8_t* s, int, int, int half) { return _mm256_mul_ps(scale(s, 0, 0, half), zero(s, half)); }
+};
+struct Grouped4 : Grouped {
+  static constexpr int kOffset = 8;
+  static __m256i load(const uint8_t* p, int g, int half) { return nibbles(p, g, half); }
+};
+struct Grouped8 : Grouped {
+  static constexpr bool kSigned = true;
+  static constexpr int kSum = 1;
+  static __m256i load(const uint8_t* p, int g, int half) { return Traits<Kind::q8_0>::load(p, g, half); }
+};
+template <>
+struct Traits<Kind::i4_32> : Grouped4 {};
+template <>
+struct Traits<Kind::i4_64> : Grouped4 {};
+template <>
+struct Traits<Kind::i4_128> : Grouped4 {};
+template <>
+struct Traits<Kind::i8_32> : Grouped8 {};
+template <>
+struct Traits<Kind::i8_128> : Grouped8 {};
+
 inline void store(float* out, __m256 v, int64_t lanes) {  // the first `lanes` of eight
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const int n = lanes >= 8 ? 8 : lanes > 0 ? static_cast<int>(lanes) : 0;
@@ -280,8 +308,10 @@ inline void micro_float(const Weights& w, const X* x, int64_t stride, int64_t t,
           for (int j = 0; j < kGroup && b * kBlock + g * kGroup + j < w.cols; ++j) {
             const __m256i high = _mm256_sll_epi32(u, _mm_cvtsi32_si128(24 - 8 * j));  // no kind's byte exceeds 127
             const __m256i code = _mm256_sub_epi32(_mm256_srai_epi32(high, 24), _mm256_set1_epi32(T::kOffset));
-            __m256 v = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(code));
-            if constexpr (T::kMinimum) v = _mm256_sub_ps(v, minimum);
+            __m256 value = _mm256_cvtepi32_ps(code);
+            if constexpr (is_grouped(K)) value = _mm256_sub_ps(value, T::zero(s, half));
+            __m256 v = _mm256_mul_ps(scale, value);
+            if constexpr (T::kMinimum && !is_grouped(K)) v = _mm256_sub_ps(v, minimum);
             add(v, b * kBlock + g * kGroup + j, half);
           }
         }
@@ -316,7 +346,8 @@ void gemm(const Weights& w, const Acts& x, int64_t first, int64_t last, float* o
   case Kind::kind: return gemm_kind<Kind::kind>(w, x, first, last, out, ld);
 #define QUANTISED(USE) \
   USE(q4_0)            \
-  USE(q4_1) USE(q5_0) USE(q5_1) USE(q8_0) USE(q2_k) USE(q3_k) USE(q4_k) USE(q5_k) USE(q6_k) USE(iq4_nl) USE(iq4_xs)
+  USE(q4_1) USE(q5_0) USE(q5_1) USE(q8_0) USE(q2_k) USE(q3_k) USE(q4_k) USE(q5_k) USE(q6_k) USE(iq4_nl) USE(iq4_xs) \
+  USE(i4_32) USE(i4_64) USE(i4_128) USE(i8_32) USE(i8_128)
     QUANTISED(INTEGER)
     default: __builtin_trap();
   }

@@ -185,6 +185,11 @@ void gemm(const Weights& w, const Acts& x, int64_t first, int64_t last, float* o
     case Kind::iq4_nl: return gemm_kind<Kind::iq4_nl>(w, x, first, last, out, ld);
     case Kind::q8_split: return gemm_kind<Kind::q8_split>(w, x, first, last, out, ld);
     case Kind::iq4_xs: return gemm_kind<Kind::iq4_xs>(w, x, first, last, out, ld);
+    case Kind::i4_32: return gemm_kind<Kind::i4_32>(w, x, first, last, out, ld);
+    case Kind::i4_64: return gemm_kind<Kind::i4_64>(w, x, first, last, out, ld);
+    case Kind::i4_128: return gemm_kind<Kind::i4_128>(w, x, first, last, out, ld);
+    case Kind::i8_32: return gemm_kind<Kind::i8_32>(w, x, first, last, out, ld);
+    case Kind::i8_128: return gemm_kind<Kind::i8_128>(w, x, first, last, out, ld);
     default: __builtin_trap();
   }
 }

@@ -126,9 +126,10 @@ struct DequantisedKernel {
 #pragma GCC unroll 4
           for (int j = 0; j < kGroup; ++j) {
             const __m512i byte = _mm512_and_si512(_mm512_srli_epi32(u, 8 * j), _mm512_set1_epi32(255));
-            const __m512 code = _mm512_cvtepi32_ps(_mm512_sub_epi32(byte, _mm512_set1_epi32(T::kOffset)));
+            __m512 code = _mm512_cvtepi32_ps(_mm512_sub_epi32(byte, _mm512_set1_epi32(T::kOffset)));
+            if constexpr (is_grouped(K)) code = _mm512_sub_ps(code, T::zero(at));      // exact: small integers
             w[v][j] = _mm512_mul_ps(scale, code);
-            if constexpr (T::kMinimum) w[v][j] = _mm512_sub_ps(w[v][j], minimum);
+            if constexpr (T::kMinimum && !is_grouped(K)) w[v][j] = _mm512_sub_ps(w[v][j], minimum);
           }
         }
         for (int j = 0; j < width; ++j)
@@ -266,6 +267,11 @@ void gemm_float(const Weights& w, const float* x, int64_t rows, int64_t stride, 
       DEQUANTISED(q6_k);
       DEQUANTISED(iq4_nl);
       DEQUANTISED(iq4_xs);
+      DEQUANTISED(i4_32);
+      DEQUANTISED(i4_64);
+      DEQUANTISED(i4_128);
+      DEQUANTISED(i8_32);
+      DEQUANTISED(i8_128);
 #undef DEQUANTISED
     default: __builtin_trap();
   }

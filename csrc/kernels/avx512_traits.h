@@ -170,5 +170,34 @@ struct Traits<Kind::iq4_xs> : Plain { // d per 256, signed 8-bit scale per 32
   }
 };
 
+struct Grouped {                      // fp32 scale and signed 8-bit zero for a superblock; w = S * (u - kOffset - zero)
+  static constexpr bool kHalves = false, kMinimum = true;
+  static __m512 zero(const uint8_t* s) { return signed16(s + 64); }
+  static Head head(const uint8_t* s) {
+    const __m512 scale = _mm512_loadu_ps(s);
+    return {scale, _mm512_mul_ps(scale, zero(s))};
+  }
+  static __m512 scale(const Head& d, const uint8_t*, int, int) { return d.scale; }
+  static __m512 minimum(const Head& d, const uint8_t*, int, int) { return d.minimum; }
+};
+struct Grouped4 : Grouped {
+  static constexpr int kOffset = 8;
+  static __m512i load(const uint8_t* p, int g) { return nibbles(p, g); }
+};
+struct Grouped8 : Grouped {
+  static constexpr int kOffset = 128;
+  static __m512i load(const uint8_t* p, int g) { return bytes(p + 64 * g); }
+};
+template <>
+struct Traits<Kind::i4_32> : Grouped4 {};
+template <>
+struct Traits<Kind::i4_64> : Grouped4 {};
+template <>
+struct Traits<Kind::i4_128> : Grouped4 {};
+template <>
+struct Traits<Kind::i8_32> : Grouped8 {};
+template <>
+struct Traits<Kind::i8_128> : Grouped8 {};
+
 }  // namespace
 }  // namespace ridgeline

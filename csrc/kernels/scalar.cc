@@ -106,8 +106,8 @@ void gemm_float(const Weights& w, const float* x, int64_t rows, int64_t stride, 
             int8_t code[kBlock];
             block_codes<K>(w.quants + (t * w.blocks() + b) * L.quants, r, code);
             for (int i = 0; i < kBlock; ++i) {
-              weight[i] = block_scale<K>(s, inner, i / 16, r) * static_cast<float>(code[i]);
-              if (has_minimum(K)) weight[i] -= block_minimum<K>(s, inner, i / 16, r);
+              weight[i] = block_scale<K>(s, inner, i / 16, r) * static_cast<float>(code[i] - block_zero<K>(s, r));
+              if (has_minimum(K) && !is_grouped(K)) weight[i] -= block_minimum<K>(s, inner, i / 16, r);
             }
           }
           for (int64_t m = 0; m < rows; ++m)

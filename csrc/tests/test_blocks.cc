@@ -36,7 +36,7 @@ std::shared_ptr<Matrix> matrix(int64_t rows, int64_t cols, unsigned seed, bool s
   m->kind = Kind::q8_0, m->rows = rows, m->cols = cols;
   m->quants = Buffer(static_cast<size_t>(tiles * bytes));
   m->scales = Buffer(static_cast<size_t>(tiles * tile_scales(Kind::q8_0, cols)));
-  quantise_tiles(Kind::f32, reinterpret_cast<const uint8_t*>(w.data()), cols * 4, rows, cols, 0, tiles, m->quants.data(),
+  quantise_tiles(Kind::f32, Kind::q8_0, reinterpret_cast<const uint8_t*>(w.data()), cols * 4, rows, cols, 0, tiles, m->quants.data(),
                  m->scales.data());
   if (!split) return m;
   Buffer high(static_cast<size_t>(tiles * bytes / 2));

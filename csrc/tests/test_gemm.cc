@@ -355,7 +355,7 @@ void test_quantise_tiles() {
       for (int64_t i = 0; i < rows * cols; ++i) random_block(from, bytes.data() + i * source(from).bytes);
       std::memset(bytes.data(), 0, static_cast<size_t>(32 * source(from).bytes));  // a block of zeros
       Packed packed(Kind::q8_0, rows, cols);
-      quantise_tiles(from, bytes.data(), row_bytes, rows, cols, 0, packed.w.tiles(), packed.quants.data,
+      quantise_tiles(from, Kind::q8_0, bytes.data(), row_bytes, rows, cols, 0, packed.w.tiles(), packed.quants.data,
                      packed.scales.data);
       std::vector<float> got(static_cast<size_t>(cols));
       for (int64_t n = 0; n < rows; ++n) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ Progress = Callable[[str, int, int], None]       # (model name, bytes done, byte
 
 DRAFT = "draft"
 ISA_VARIABLE = "RIDGELINE_ISA"     # for debugging: the native kernels' instruction set, instead of the machine's best
+_log = logging.getLogger(__name__)
 # Upper limit of the cache in main memory when nobody says how large it shall be; pages are touched only as they are used.
 DEFAULT_CACHE_BYTES = 4 << 30
 SHARE_OF_FREE_MEMORY = 0.4         # of main memory, which other programs need too
@@ -108,6 +110,8 @@ def load(found: LoadedModel, config: EngineConfig, progress: Progress | None = N
     raises CorruptFile or ModelError, naming the tensor.
     """
     tell = None if progress is None else lambda done, total: progress(found.name, done, total)
+    for note in found.checkpoint.notes:
+        _log.warning("%s: %s", found.checkpoint.path, note)
     report, dtype = None, found.dtype
     if native_reason(config) is None:
         from ridgeline.native.lower import lower

@@ -164,7 +164,7 @@ def test_a_matrix_is_filled_in_parts(kind: str) -> None:
             engine.fill(packed, kind, raw[:rows], first)
 
 
-@pytest.mark.parametrize(("kind", "other"), [("Q8_0", "Q4_0"), ("F32", "Q8_0"), ("F32", "BF16"), ("Q4_0", "F32")])
+@pytest.mark.parametrize(("kind", "other"), [("Q8_0", "Q4_0"), ("F32", "Q8_0"), ("F32", "BF16"), ("Q4_1", "F32")])
 def test_a_matrix_takes_one_type(kind: str, other: str) -> None:
     engine = _native.Engine("", 1)
     packed = engine.allocate(kind, 16, 64)

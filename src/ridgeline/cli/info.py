@@ -94,6 +94,7 @@ def _backend(backend: Report | str, config: EngineConfig) -> str:
         return f"torch: {backend}"
     text = (f"native: {backend.isa} kernels, {backend.threads} {'thread' if backend.threads == 1 else 'threads'}, "
             f"{activation_dtype(config)} activations where weights are quantised")
+    text += "".join(f"; {note}" for note in backend.notes)
     if backend.complete:
         return f"{text}; every layer"
     native = len(backend.layers) - len(backend.declined)
@@ -107,7 +108,7 @@ def _backend_json(backend: Report | str, config: EngineConfig) -> dict[str, Any]
         return {"backend": "torch", "backend_reason": backend}
     return {"backend": "native", "isa": backend.isa, "threads": backend.threads,
             "activation_dtype": activation_dtype(config), "native_layers": len(backend.layers) - len(backend.declined),
-            "declined_layers": {layer.name: layer.reason for layer in backend.declined}}
+            "declined_layers": {layer.name: layer.reason for layer in backend.declined}, "notes": backend.notes}
 
 
 def promise(backend: Report | str) -> str:

@@ -20,7 +20,7 @@ from ridgeline.layers.block import ResidualBlock
 from ridgeline.layers.mlp import MLP, GatedMLP
 from ridgeline.layers.norm import RMSNorm
 from ridgeline.models.base import CausalLM
-from ridgeline.native import _native
+from ridgeline.native import _native, codes
 from ridgeline.native.layers import (
     GreedyHead,
     NativeAttention,
@@ -70,6 +70,7 @@ class Report:
     layers: list[Lowered] = field(default_factory=list)
     tensors: set[str] = field(default_factory=set)      # of the checkpoint, read here
     parameters: int = 0                                 # in native matrices
+    notes: list[str] = field(default_factory=list)      # matrices that take more memory and time than the file's form would
 
     @property
     def declined(self) -> list[Lowered]:
@@ -91,9 +92,12 @@ class Report:
             names.setdefault(str(layer.reason), []).append(layer.name)
         parts = []
         for reason, which in names.items():
-            more = f" and {len(which) - most} more" if len(which) > most else ""
-            parts.append(f"{reason} ({', '.join(which[:most])}{more})")
+            parts.append(f"{reason} ({_some(which, most)})")
         return "; ".join(parts)
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def lower(model: CausalLM, checkpoint: Checkpoint, *, precision: str = "int8", quantization: str | None = None,
@@ -122,6 +126,8 @@ def lower(model: CausalLM, checkpoint: Checkpoint, *, precision: str = "int8", q
         if strict:
             raise ConfigError(f"strict_native: {told}")
         _log.warning("%s: %s", checkpoint.path, told)
+    for note in report.notes:
+        _log.warning("%s: %s", checkpoint.path, note)
     return report
 
 
@@ -156,6 +162,7 @@ class _Builder:
         self.total = sum(p.numel() for p in model.parameters())
         self.done = 0            # parameters
         self.nbytes = 0          # of packed matrices
+        self.notes: dict[str, list[str]] = {}       # why matrices are multiplied as fp32 values -> which
 
     def walk(self, report: Report) -> None:
         layers = self.model.model.layers
@@ -166,6 +173,8 @@ class _Builder:
         self.norm(report)
         self.ends(report)
         report.tensors, report.parameters = self.taken, self.done
+        report.notes = [f"{len(names)} matrices dequantised to float32, {reason}: {_some(names)}"
+                        for reason, names in self.notes.items()]
 
     # Weights.
 
@@ -179,6 +188,11 @@ class _Builder:
         self.taken.add(source.name)
         packed = None
         if self.checkpoint.format != "dummy":
+            form = codes.form_of(self.checkpoint, source)
+            if form is not None and (kind := codes.native_type(form, cols)) is not None:
+                return self._codes(kind, source, rows, cols, head)
+            if form is not None:
+                self.notes.setdefault(codes.why_not(form), []).append(source.name)
             packed = packed_source(self.checkpoint, source)
         if packed is not None and packed.type.name not in _native.types():
             raise Declined(f"no native kernel for weights of type {packed.type.name}")
@@ -191,9 +205,7 @@ class _Builder:
             return None, "Q8_0" if quantise else kind
         raw = self._rows(name, source, FLOATS[kind], (rows, cols)) if packed is None else packed.raw
         try:
-            # Split heads serve greedy decoding by halves; exact arithmetic reads them whole anyway.
-            split = (head and (kind == "Q8_0" or quantise) and self.engine.prunes and self.precision == "int8"
-                     and cols <= MOST_SPLIT_COLUMNS)
+            split = head and self._splits("Q8_0" if quantise else kind, cols)
             matrix = self.engine.allocate(kind, rows, cols, quantise, split)
             for first in range(0, rows, ROWS_AT_ONCE):       # so that little of the mapped file is in memory at a time
                 self.engine.fill(matrix, kind, np.ascontiguousarray(raw[first:first + ROWS_AT_ONCE]), first)
@@ -201,10 +213,28 @@ class _Builder:
                     self.checkpoint.release(source.name)
         except ValueError as error:
             raise Declined(str(error)) from error
+        return self._made_matrix(matrix), "Q8_0" if quantise else kind
+
+    def _codes(self, kind: str, source: From, rows: int, cols: int, head: bool) -> tuple[Any, str]:
+        """A matrix that the checkpoint keeps as codes with scales and zeros."""
+        self.done += rows * cols
+        if self.engine is None:
+            self.nbytes += codes.stored_bytes(kind, rows, cols)
+            return None, kind
+        matrix = self.engine.allocate_codes(kind, rows, cols, head and self._splits(kind, cols))
+        codes.fill(self.engine, matrix, self.checkpoint, source, rows, ROWS_AT_ONCE)
+        return self._made_matrix(matrix), kind
+
+    def _splits(self, kind: str, cols: int) -> bool:
+        """Split heads serve greedy decoding by halves; exact arithmetic reads them whole anyway."""
+        assert self.engine is not None
+        return kind == "Q8_0" and self.engine.prunes and self.precision == "int8" and cols <= MOST_SPLIT_COLUMNS
+
+    def _made_matrix(self, matrix: Any) -> Any:
         self.nbytes += matrix.nbytes
         if self.progress is not None:
             self.progress(self.done, self.total)
-        return matrix, "Q8_0" if quantise else kind
+        return matrix
 
     def _float_kind(self, source: From) -> str:
         """As stored, exact for what has to be dequantised first; made-up weights as most checkpoints have them."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +14,8 @@ from ridgeline.errors import ConfigError, ModelError, ModelNotFound
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
+
+    from ridgeline.weights.quantised import Codes, Form
 
 Format = Literal["safetensors", "gguf", "dummy"]
 
@@ -35,6 +37,7 @@ class Checkpoint(ABC):
     config             as in config.json, with `model_type`; of a multimodal model, its text part
     generation_config  as in generation_config.json, {} if there is none
     metadata           the GGUF metadata, {} for other formats
+    notes              what a user should know of how the tensors are read
 
     Names are those of the `...ForCausalLM` class in transformers: `model.layers.0.self_attn.q_proj.weight`,
     `lm_head.weight`, `transformer.h.0.attn.c_attn.weight`. Asking for a name that is not in names() is a KeyError.
@@ -45,6 +48,7 @@ class Checkpoint(ABC):
     config: dict[str, Any]
     generation_config: dict[str, Any]
     metadata: dict[str, Any]
+    notes: Sequence[str] = ()
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -55,7 +59,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def kind(self, name: str) -> str:
-        """How the file stores it: "F32", "F16", "BF16", "Q4_K", ..."""
+        """How the file stores it: "F32", "F16", "BF16", "Q4_K", ..., "INT4" and "INT8" for codes with scales and zeros."""
 
     @abstractmethod
     def nbytes(self, name: str) -> int:
@@ -79,6 +83,14 @@ class Checkpoint(ABC):
     @abstractmethod
     def packed(self, name: str, *, transpose: bool = False) -> Packed | None:
         """The stored blocks of a matrix, or of its transpose; None where the file has no such row-wise form."""
+
+    def form(self, name: str) -> Form | None:
+        """What the headers tell of a matrix kept as codes with scales and zeros; None of other tensors."""
+        return None
+
+    def codes(self, name: str, *, rows: tuple[int, int] | None = None) -> Codes | None:
+        """The codes of such a matrix, or of some of its rows. raises CorruptFile for what the headers do not show."""
+        return None
 
     def release(self, name: str) -> None:
         """Give the memory behind a tensor that has been read back to the system, where it is a mapped file's."""

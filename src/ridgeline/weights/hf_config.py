@@ -23,7 +23,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     text = config.get("text_config")
     if kind not in _TEXT_PARTS or not isinstance(text, dict):
         return config
-    outer = {key: config[key] for key in ("bos_token_id", "eos_token_id", "tie_word_embeddings") if key in config}
+    kept = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
+    outer = {key: config[key] for key in kept if key in config}
     return {**outer, **text, "model_type": text.get("model_type", _TEXT_PARTS[kind])}
 
 

@@ -1,6 +1,7 @@
 """A folder with config.json and one or more safetensors files.
 
-Tensors alias the mapped files where the data type already fits. With `model.safetensors.index.json` the shards are
+Tensors alias the mapped files where the data type already fits. Matrices that a `quantization_config` says are kept as codes,
+scales and zeros appear under the name of their weight. With `model.safetensors.index.json` the shards are
 those that its `weight_map` names; without it every *.safetensors file of the folder is read.
 """
 from __future__ import annotations
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from ridgeline.errors import CorruptFile, ModelNotFound, UnsupportedModel
 from ridgeline.weights.checkpoint import Checkpoint, Packed
 from ridgeline.weights.hf_config import read_config, read_generation_config, read_json
+from ridgeline.weights.quantised import Codes, Form, Found, Header, find_quantised
 
 _INDEX = "model.safetensors.index.json"
 _BITS = {
@@ -39,12 +41,6 @@ class SafetensorsCheckpoint(Checkpoint):
         self.config = read_config(folder)
         self.generation_config = read_generation_config(folder)
         self.metadata = {}
-        if quantised := self.config.get("quantization_config"):
-            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-            raise UnsupportedModel(
-                f"{folder}: safetensors quantised with {method!r} are not supported; supported: plain safetensors "
-                "(F32, F16, BF16) and every GGUF type"
-            )
         self._where: dict[str, tuple[Any, str, Path]] = {}  # our name -> open shard, name in it, its path
         for path, wanted in _shards(folder).items():
             shard = _open_shard(path)
@@ -53,19 +49,36 @@ class SafetensorsCheckpoint(Checkpoint):
                 raise CorruptFile(f"{path}: tensor {missing!r} is missing, though {_INDEX} says it is here")
             for name in present:
                 self._where[normalised_name(name, self.config["model_type"])] = (shard, name, path)
+        self._quantised = Found()
+        if config := self.config.get("quantization_config"):
+            headers = {name: Header(self.shape(name), self.kind(name)) for name in self._where}
+            self._quantised = find_quantised(str(folder), headers, config, self._stored)
+            if self._quantised.matrices and self.config["model_type"] == "gpt2":
+                raise UnsupportedModel(f"{folder}: quantised gpt2 is not supported; its matrices are stored transposed")
+        self.notes = self._quantised.notes
 
     def names(self) -> list[str]:
-        return list(self._where)
+        hidden = self._quantised.hidden
+        return [*(name for name in self._where if name not in hidden), *self._quantised.matrices]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if (matrix := self._quantised.matrices.get(name)) is not None:
+            return matrix.shape
         shard, stored, _ = self._where[name]
         return tuple(shard.get_slice(stored).get_shape())
 
     def kind(self, name: str) -> str:
+        if (matrix := self._quantised.matrices.get(name)) is not None:
+            return f"INT{matrix.form.bits}"
         shard, stored, _ = self._where[name]
         return str(shard.get_slice(stored).get_dtype())
 
     def nbytes(self, name: str) -> int:
+        if (matrix := self._quantised.matrices.get(name)) is not None:
+            return sum(self._stored_bytes(part) for part in matrix.parts.values())
+        return self._stored_bytes(name)
+
+    def _stored_bytes(self, name: str) -> int:
         return math.prod(self.shape(name)) * _BITS.get(self.kind(name), 8) // 8
 
     def read(
@@ -76,14 +89,34 @@ class SafetensorsCheckpoint(Checkpoint):
         *,
         rows: tuple[int, int] | None = None,
     ) -> torch.Tensor:
+        if (codes := self.codes(name, rows=rows)) is not None:
+            tensor = codes.values()
+        else:
+            tensor = self._stored(name)
+            if rows is not None:
+                tensor = tensor[rows[0] : rows[1]]  # (rows, ...)
+        return tensor.to(device=device, dtype=dtype)
+
+    def _stored(self, name: str) -> torch.Tensor:
         shard, stored, path = self._where[name]
         try:
             tensor: torch.Tensor = shard.get_tensor(stored)
         except SafetensorError as error:
             raise CorruptFile(f"{path}: tensor {stored!r} cannot be read: {error}") from error
-        if rows is not None:
-            tensor = tensor[rows[0] : rows[1]]  # (rows, ...)
-        return tensor.to(device=device, dtype=dtype)
+        return tensor
+
+    def form(self, name: str) -> Form | None:
+        matrix = self._quantised.matrices.get(name)
+        return None if matrix is None else matrix.resolved(self._stored)
+
+    def codes(self, name: str, *, rows: tuple[int, int] | None = None) -> Codes | None:
+        matrix = self._quantised.matrices.get(name)
+        if matrix is None:
+            return None
+        low, high = rows or (0, matrix.shape[0])
+        start = low // 8 * 8                           # words hold up to 8 rows
+        codes = matrix.decode(self._stored, start, high)
+        return codes if start == low else codes.rows(low - start)
 
     def packed(self, name: str, *, transpose: bool = False) -> Packed | None:
         return None
