@@ -32,6 +32,9 @@ struct Linear {
   Precision precision;
 };
 
+// What the activations of a product are brought to: float kinds take no int8 activations.
+Precision precision_of(const Linear& linear);
+
 struct Norm {
   enum Form : int32_t { none, rms, layer } form = none;
   std::vector<float> weight, bias;      // weight as it multiplies, 1 + w where a checkpoint keeps w
