@@ -135,7 +135,7 @@ def _matrix(context: Context, base: str, scheme: _Scheme) -> QuantisedMatrix:
     if not scheme.symmetric:
         zero = f"{base}.weight_zero_point"
         narrow = packed and context.headers.get(zero, Header((), "I32")).dtype == "I32"
-        across = (groups(rows, per_word), count) if narrow else (rows, count)
+        across: tuple[int, ...] = (groups(rows, per_word), count) if narrow else (rows, count)
         if scheme.strategy == "tensor":
             narrow, across = False, expected
         parts["zeros"] = context.part(zero, across, ("I32",) if narrow else ("I8",))
