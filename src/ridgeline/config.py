@@ -11,7 +11,7 @@ from ridgeline.errors import ConfigError
 
 BACKENDS = ("auto", "native", "torch")
 ACTIVATION_DTYPES = ("auto", "int8", "bfloat16", "float32")
-QUANTIZATIONS = (None, "int8")
+QUANTIZATIONS = (None, "int8", "int4")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 
@@ -30,7 +30,7 @@ class EngineConfig:
     backend: str = "auto"                    # auto | native | torch; auto = native on a CPU
     strict_native: bool = False              # a layer that the native backend declines is an error
     activation_dtype: str = "auto"           # native: int8 | bfloat16 | float32; auto = int8, exact at float32
-    quantization: str | None = None          # int8: quantise float weights at load (native backend)
+    quantization: str | None = None          # int8 | int4: quantise float weights at load (native backend)
     max_model_len: int | None = None         # longest prompt + output; None = the model's, as far as the cache holds it
     block_size: int = 16                     # positions in a cache page
     kv_cache_memory_bytes: int | None = None   # for pages and recurrent states of all models; None = from free memory

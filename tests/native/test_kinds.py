@@ -148,6 +148,49 @@ def test_quantising_at_load_keeps_half_a_step(kind: str, cols: int) -> None:
     assert (out[0] == 0).all()
 
 
+@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize("cols", [1, 33, 1023])
+def test_four_bits_at_load_beat_rounding_to_nearest(kind: str, cols: int) -> None:
+    engine = _native.Engine("", 2)
+    raw, values = matrix(kind, 83, cols)
+    raw, values = raw.copy(), values.clone()
+    values[0], raw[0] = 0, 0
+    packed = engine.pack(kind, raw, cols, True, False, "Q4_0")
+    ids, out = torch.arange(83), torch.empty(83, cols)
+    engine.lookup(packed, ids.data_ptr(), 83, out.data_ptr())
+    padded = torch.nn.functional.pad(values, (0, -cols % 32)).unflatten(1, (-1, 32))      # (83, blocks, 32)
+    scale = padded.abs().amax(-1, keepdim=True) / 7.5
+    nearest = (padded / scale.clamp(min=1e-30)).round().clamp(-8, 7) * scale
+    error = torch.nn.functional.pad((out - values).square(), (0, -cols % 32)).unflatten(1, (-1, 32)).sum(-1)
+    # Scales are rounded to fp16, which the oracle's are not.
+    assert (error <= (nearest - padded).square().sum(-1) * 1.01 + 1e-6).all()
+    assert error.sum() < 0.9 * (nearest - padded).square().sum() or cols == 1
+    assert (out[0] == 0).all()
+
+
+def test_four_bits_of_extreme_values() -> None:
+    engine = _native.Engine("", 1)
+    values = torch.zeros(8, 32)
+    values[0, 3], values[1, 4], values[2, 5], values[3, 6] = float("nan"), float("inf"), 1e-30, -2e5
+    values[4], values[5], values[6, 0] = 3.0, -2.0, 1e6
+    packed = engine.pack("F32", values.view(torch.uint8).numpy(), 32, True, False, "Q4_0")
+    ids, out = torch.arange(8), torch.empty(8, 32)
+    engine.lookup(packed, ids.data_ptr(), 8, out.data_ptr())
+    assert out[:2].isnan().all(), "what is not finite shows in every product"
+    assert (out[2] == 0).all() and (out[7] == 0).all()
+    assert out[3, 6] == pytest.approx(-2e5, rel=1e-3)
+    assert (out[4] - 3).abs().max() < 2e-3 and (out[5] + 2).abs().max() < 2e-3
+    assert not out[6, 0].isfinite(), "beyond fp16"
+
+
+def test_only_known_targets_take_float_weights() -> None:
+    engine = _native.Engine("", 1)
+    with pytest.raises(ValueError, match="float weights cannot be quantised to Q4_K here"):
+        engine.allocate("F32", 16, 256, True, False, "Q4_K")
+    with pytest.raises(ValueError, match="Q8_0 weights are quantised already"):
+        engine.allocate("Q8_0", 16, 256, True, False, "Q4_0")
+
+
 @EVERY
 def test_a_matrix_is_filled_in_parts(kind: str) -> None:
     engine = _native.Engine("", 2)

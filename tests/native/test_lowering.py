@@ -27,7 +27,7 @@ FAMILIES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 # NMSE of logits. Eight-bit rounding in blocks of 32 gives about 2e-5 of a vector's variance each time; a model of two layers
 # multiplies some twenty such vectors, and layers amplify.
-ACTIVATIONS_INT8, WEIGHTS_INT8 = 5e-3, 1e-2
+ACTIVATIONS_INT8, WEIGHTS_INT8, WEIGHTS_INT4 = 5e-3, 1e-2, 0.5
 
 SHAPES: dict[str, dict[str, Any]] = {
     "heads of 8, multi-query": {"head_dim": 8, "num_attention_heads": 6},
@@ -99,6 +99,17 @@ def test_float_weights_quantised_at_load(family: str) -> None:
     assert {kind for layer in report.layers for kind in layer.kinds} == {"Q8_0"}
     expected = Paged(on_torch(DATA / family)).logits(prompts())
     assert 1e-6 < nmse(Paged(model).logits(prompts()), expected) < WEIGHTS_INT8
+
+
+@EVERY
+def test_linear_layers_in_four_bits(family: str) -> None:
+    """Against the same weights in blocks of four bits: linear layers Q4_0, both ends Q8_0; the values are read back."""
+    model, report = on_native(DATA / family, activation_dtype="int8", quantization="int4")
+    kinds = {layer.name: layer.kinds for layer in report.layers if layer.kinds}
+    assert {kinds.pop("model.embed_tokens"), kinds.pop("lm_head")} == {("Q8_0",)}
+    assert set(kinds.values()) == {("Q4_0",)}
+    expected = Paged(on_torch(DATA / family)).logits(prompts())
+    assert 1e-5 < nmse(Paged(model).logits(prompts()), expected) < WEIGHTS_INT4
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -304,7 +315,7 @@ def test_made_up_weights_need_only_a_config(tmp_path: Path) -> None:
 
 @EVERY
 @pytest.mark.parametrize("file", ["", "model-q8_0.gguf"])
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_the_survey_says_what_lowering_does(family: str, file: str, quantization: str | None) -> None:
     """From the headers alone, as `ridgeline info` tells it."""
     path, config = DATA / family / file, EngineConfig(threads=1, quantization=quantization)

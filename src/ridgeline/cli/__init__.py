@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "talk with a model that has a chat template",
     "info": "what a model is made of, and the memory it needs",
     "perplexity": "how well a model predicts a text, alone or against a reference",
+    "quantize": "write a model with weights of 4 or 8 bits",
     "bench": "how fast a model runs here, beside the limit of this machine",
 }
 FAILED = 1

@@ -21,7 +21,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backend", metavar="NAME", help="auto, native (C++ kernels on a CPU) or torch")
     add("--strict-native", action="store_true", default=None, help="fail if a layer has no native kernel")
     add("--activation-dtype", metavar="DTYPE", help="int8, bfloat16 or float32 in native matrix products")
-    add("--quantization", metavar="TYPE", help="int8: quantise float weights at load")
+    add("--quantization", metavar="TYPE", help="int8 or int4: quantise float weights at load (int4: embeddings and head int8)")
     add("--dtype", metavar="DTYPE", help="of weights and activations: auto (the model's; bfloat16 for GGUF), bfloat16, "
         "float16, float32 or float64")
     add("--kv-cache-dtype", metavar="DTYPE", help="auto (as --dtype), one of the same types, or int8 (half of the memory "

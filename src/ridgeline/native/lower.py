@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 PAGE_MULTIPLE = 8                 # keys that a kernel reads in one go, all of one page
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}       # what float weights become
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
@@ -105,10 +106,11 @@ def lower(model: CausalLM, checkpoint: Checkpoint, *, precision: str = "int8", q
           progress: Callable[[int, int], None] | None = None) -> Report:
     """Lower a model that was built on the meta device; what is left has still to be loaded by load_weights.
 
-    precision: dtype of activations in matrix products, int8, bfloat16 or float32; quantization: "int8" quantises weights
-    that are not yet, to one scale per 32 columns; strict: a layer that is declined is a ConfigError; page_size, kv_dtype:
-    of the cache that the model will run on. Declined layers are logged as a warning. raises ConfigError for an instruction
-    set that the machine lacks, ModelError and CorruptFile where the checkpoint does not fit the model.
+    precision: dtype of activations in matrix products, int8, bfloat16 or float32; quantization: "int8" or "int4" quantises
+    weights that are not yet, with one scale per 32 columns (int4: embeddings and head to 8 bits); strict: a layer that is
+    declined is a ConfigError; page_size, kv_dtype: of the cache that the model will run on. Declined layers are logged as a
+    warning. raises ConfigError for an instruction set that the machine lacks, ModelError and CorruptFile where the checkpoint
+    does not fit the model.
     """
     check_weights(model, checkpoint)
     try:
@@ -197,23 +199,25 @@ class _Builder:
         if packed is not None and packed.type.name not in _native.types():
             raise Declined(f"no native kernel for weights of type {packed.type.name}")
         kind = self._float_kind(source) if packed is None else packed.type.name
-        quantise = self.quantization == "int8" and kind in FLOATS
+        quantise = self.quantization is not None and kind in FLOATS
+        ends = head or isinstance(module, nn.Embedding)      # four bits there cost more than everywhere else together
+        final = QUANTISED["int8" if ends else self.quantization] if quantise and self.quantization else kind
         self.done += rows * cols
         if self.engine is None:
             stored = packed.raw.size if packed is not None else rows * cols * FLOATS[kind].itemsize
-            self.nbytes += rows * -(-cols // 32) * 34 if quantise else stored
-            return None, "Q8_0" if quantise else kind
+            self.nbytes += codes.stored_bytes(final, rows, cols) if quantise else stored
+            return None, final
         raw = self._rows(name, source, FLOATS[kind], (rows, cols)) if packed is None else packed.raw
         try:
-            split = head and self._splits("Q8_0" if quantise else kind, cols)
-            matrix = self.engine.allocate(kind, rows, cols, quantise, split)
+            split = head and self._splits(final, cols)
+            matrix = self.engine.allocate(kind, rows, cols, quantise, split, final)
             for first in range(0, rows, ROWS_AT_ONCE):       # so that little of the mapped file is in memory at a time
                 self.engine.fill(matrix, kind, np.ascontiguousarray(raw[first:first + ROWS_AT_ONCE]), first)
                 if self.checkpoint.format != "dummy":
                     self.checkpoint.release(source.name)
         except ValueError as error:
             raise Declined(str(error)) from error
-        return self._made_matrix(matrix), "Q8_0" if quantise else kind
+        return self._made_matrix(matrix), final
 
     def _codes(self, kind: str, source: From, rows: int, cols: int, head: bool) -> tuple[Any, str]:
         """A matrix that the checkpoint keeps as codes with scales and zeros."""
