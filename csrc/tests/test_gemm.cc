@@ -28,7 +28,8 @@ int failures = 0;
   } while (0)
 
 const char* kNames[] = {"q4_0", "q4_1", "q5_0",   "q5_1",   "q8_0", "q2_k", "q3_k", "q4_k",
-                        "q5_k", "q6_k", "iq4_nl", "iq4_xs", "f16",  "bf16", "f32"};
+                        "q5_k", "q6_k", "iq4_nl", "iq4_xs", "f16",  "bf16", "f32",  "",
+                        "", "i4_32", "i4_64", "i4_128", "i8_32", "i8_128"};
 std::mt19937 rng(7);
 float uniform() { return std::uniform_real_distribution<float>(-1, 1)(rng); }
 int random_byte() { return static_cast<int>(rng() & 255); }
@@ -303,6 +304,67 @@ void test_kind(const std::vector<const Kernels*>& sets, Kind kind, int64_t rows,
   if (kind == Kind::bf16) test_products(sets, Mode::bf16, packed, dense, a);
 }
 
+// Codes with a scale and a zero for `group` columns: every kind that takes them.
+void test_codes(const std::vector<const Kernels*>& sets, Kind kind, int64_t rows, int64_t cols, int64_t group) {
+  const int64_t groups = (cols + group - 1) / group;
+  const bool four = kind == Kind::q4_0 || is_grouped4(kind);
+  Array<uint8_t> codes(static_cast<size_t>(rows * cols));
+  Array<float> scales(static_cast<size_t>(rows * groups));
+  Array<int8_t> zeros(static_cast<size_t>(rows * groups));
+  for (size_t i = 0; i < codes.n; ++i) codes[i] = static_cast<uint8_t>(random_byte() & (four ? 15 : 255));
+  for (size_t i = 0; i < scales.n; ++i) {
+    scales[i] = uniform() / 64;
+    if (is_grouped(kind)) zeros[i] = static_cast<int8_t>(four ? random_byte() % 17 - 8 : random_byte() - 128);
+    else scales[i] = half_to_float(float_to_half(scales[i]));
+  }
+  std::vector<float> dense(static_cast<size_t>(rows * cols)), got(static_cast<size_t>(cols));
+  for (int64_t n = 0; n < rows; ++n)
+    for (int64_t k = 0; k < cols; ++k) {
+      const size_t at = static_cast<size_t>(n * groups + k / group), i = static_cast<size_t>(n * cols + k);
+      dense[i] = scales[at] * static_cast<float>(codes[i] - (four ? 8 : 128) - zeros[at]);
+    }
+  Packed packed(kind, rows, cols);
+  const Codes from{codes.data, scales.data, zeros.data, rows, cols, group, groups};
+  pack_codes(kind, from, packed.w.tiles() / 2, packed.w.tiles(), packed.quants.data, packed.scales.data);
+  pack_codes(kind, from, 0, packed.w.tiles() / 2, packed.quants.data, packed.scales.data);
+  for (int64_t n = 0; n < rows; ++n) {
+    unpack_row(packed.w, n, got.data());
+    for (int64_t k = 0; k < cols; ++k)
+      CHECK(got[static_cast<size_t>(k)] == dense[static_cast<size_t>(n * cols + k)], "%s codes [%ld, %ld]",
+            kNames[int(kind)], long(n), long(k));
+  }
+  Activations a(13, cols);
+  a.quantise(sets[0]);
+  test_products(sets, Mode::integer, packed, dense, a);
+  test_products(sets, Mode::fp32, packed, dense, a);
+}
+
+// Against the nearest multiples of the scale that just holds the largest magnitude.
+void test_four_bits() {
+  for (int64_t cols : {32, 640, 1023}) {
+    const int64_t rows = 33;
+    std::vector<float> x(static_cast<size_t>(rows * cols)), got(static_cast<size_t>(cols));
+    for (float& value : x) value = uniform() * uniform();
+    Packed packed(Kind::q4_0, rows, cols);
+    quantise_tiles(Kind::f32, Kind::q4_0, reinterpret_cast<const uint8_t*>(x.data()), cols * 4, rows, cols, 0,
+                   packed.w.tiles(), packed.quants.data, packed.scales.data);
+    for (int64_t n = 0; n < rows; ++n) {
+      unpack_row(packed.w, n, got.data());
+      for (int64_t k = 0; k < cols; k += 32) {
+        float top = 0;
+        double error = 0, plain = 0;
+        for (int64_t c = k; c < std::min(k + 32, cols); ++c) top = std::max(top, std::fabs(x[static_cast<size_t>(n * cols + c)]));
+        for (int64_t c = k; c < std::min(k + 32, cols); ++c) {
+          const float value = x[static_cast<size_t>(n * cols + c)], scale = top / 7.5f;
+          const float q = std::min(7.0f, std::max(-8.0f, std::nearbyint(value / scale)));
+          error += std::pow(got[static_cast<size_t>(c)] - value, 2), plain += std::pow(q * scale - value, 2);
+        }
+        CHECK(error <= plain * 1.01 + 1e-6, "four bits [%ld, %ld]: %g, nearest %g", long(n), long(k), error, plain);
+      }
+    }
+  }
+}
+
 void test_quantise(const std::vector<const Kernels*>& sets) {
   for (int64_t cols : {1, 15, 16, 17, 31, 32, 33, 640, 1023}) {
     const int64_t blocks = (cols + 31) / 32;
@@ -386,6 +448,15 @@ int main() {
   if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi")) sets.push_back(avx512_kernels());
   test_quantise(sets);
   test_quantise_tiles();
+  test_four_bits();
+  for (Kind kind : {Kind::q4_0, Kind::q8_0, Kind::i4_32, Kind::i4_64, Kind::i4_128, Kind::i8_32, Kind::i8_128})
+    for (int64_t rows : {1, 17, 130})
+      for (int64_t cols : {3, 33, 256, 1000, 1023}) {
+        test_codes(sets, kind, rows, cols, cols);
+        test_codes(sets, kind, rows, cols, 32 * layout(kind).super);
+        test_codes(sets, kind, rows, cols, 96 * layout(kind).super);
+      }
+  std::printf("codes done, %d failures\n", failures);
   for (int kind = 0; kind < static_cast<int>(Kind::count); ++kind) {
     const Kind k = static_cast<Kind>(kind);
     for (int64_t cols : {1, 3, 33, 1023, 32, 64, 256, 640, 1024}) {

@@ -50,7 +50,9 @@ def compensate(weight: Tensor, gram: Tensor, bits: int, group: int, *, damping: 
     dead = diagonal == 0
     diagonal[dead] = 1
     diagonal += damping * diagonal.mean()
-    factor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(hessian)), upper=True).float()
+    # H = V V^T with V upper triangular gives H^-1 = U^T U with U = V^-1: half the work of inverting first.
+    root = torch.linalg.cholesky(hessian.flip(0, 1)).flip(0, 1)
+    factor = torch.linalg.solve_triangular(root, torch.eye(cols, dtype=torch.float64), upper=True).float()
     left = torch.where(dead, 0, weight).T.contiguous()                         # (cols, rows): a column's values side by side
     codes = torch.empty(cols, rows, dtype=torch.uint8)
     scales, zeros = torch.empty(cols // group, rows), torch.empty(cols // group, rows, dtype=torch.uint8)
