@@ -12,7 +12,8 @@ from tiny_checkpoint import write_checkpoint
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("float") / "model", hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    return write_checkpoint(tmp_path_factory.mktemp("float") / "model", hidden_size=64, intermediate_size=96,
+                            num_attention_heads=4)
 
 
 def test_a_folder_that_generates(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +25,8 @@ def test_a_folder_that_generates(source: Path, tmp_path: Path, capsys: pytest.Ca
     before, after = ((p / "model.safetensors").stat().st_size for p in (source, out))
     assert after < 0.3 * before                       # from 32 bits to 4.5 and 8.5
     for folder in (source, out):
-        assert main(["generate", str(folder), "--prompt", "The sea", "--max-tokens", "4", "--temperature", "0", "--strict-native"]) == 0
+        flags = ["--prompt", "The sea", "--max-tokens", "4", "--temperature", "0", "--strict-native"]
+        assert main(["generate", str(folder), *flags]) == 0
     assert main(["info", str(out)]) == 0
     assert "INT4" in capsys.readouterr().out
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.config import EngineConfig
-from ridgeline.errors import ConfigError, UnsupportedModel
+from ridgeline.errors import ConfigError, ModelError, UnsupportedModel
 from ridgeline.loading import build, load, open_model
 from ridgeline.models.base import CausalLM
 from ridgeline.quant.compensate import compensate, encode
@@ -22,7 +22,6 @@ from tiny_checkpoint import write_checkpoint
 torch.set_num_threads(1)
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
-RULES = [(bits, symmetric) for bits in (4, 8) for symmetric in (True, False)]
 
 
 @pytest.fixture
@@ -48,29 +47,28 @@ def uneven(rows: int, cols: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)) ** 3 / 10
 
 
-@pytest.mark.parametrize(("bits", "symmetric"), RULES)
-def test_a_grid_holds_its_values_to_half_a_step(bits: int, symmetric: bool) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_grid_holds_its_values_to_half_a_step(bits: int) -> None:
     x = uneven(50, 32)
     x[3], x[4] = 0, x[4].abs()
-    grid = nearest_grid(x, bits, symmetric)
+    grid = nearest_grid(x, bits)
     codes = grid.encode(x)
     assert codes.min() >= 0 and codes.max() <= 2 ** bits - 1 and torch.equal(codes, codes.round())
     assert torch.equal(grid.scale, grid.scale.half().float())
-    # fp16 rounds the scale by up to 2^-11, which the far end of the range feels 2^bits times; the zero rounds too.
-    assert ((grid.decode(codes) - x).abs() <= grid.scale.abs() * (0.51 if symmetric else 1.01) + 2 ** -24).all()
+    # fp16 rounds the scale by up to 2^-11, which the far end of the range feels 2^bits times.
+    assert ((grid.decode(codes) - x).abs() <= grid.scale.abs() * (0.51 if bits == 4 else 0.6) + 2 ** -24).all()
     assert (grid.decode(codes)[3] == 0).all()
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_a_search_never_loses_to_rounding(symmetric: bool, weighted: bool) -> None:
+def test_a_search_never_loses_to_rounding(weighted: bool) -> None:
     x = uneven(400, 32, seed=1)
     weight = torch.rand(32, generator=torch.Generator().manual_seed(2)) + 0.01 if weighted else torch.ones(32)
     errors = []
-    for grid in (nearest_grid(x, 4, symmetric), best_grid(x, 4, symmetric, weight if weighted else None)):
+    for grid in (nearest_grid(x, 4), best_grid(x, 4, weight if weighted else None)):
         errors.append(((grid.decode(grid.encode(x)) - x).square() * weight).sum(1))
     assert (errors[1] <= errors[0]).all()
-    assert errors[1].sum() < (0.85 if symmetric else 0.97) * errors[0].sum()
+    assert errors[1].sum() < 0.85 * errors[0].sum()
 
 
 def test_compensation_lowers_the_error_of_the_outputs() -> None:
@@ -183,6 +181,16 @@ def test_fused_matrices_stay_fused(tmp_path: Path) -> None:
     assert (close - fused).square().mean() < 0.05 * fused.square().mean()
     _, native = _loaded(tmp_path / "out")
     assert native.complete and ("Q4_0",) in {layer.kinds for layer in native.layers}
+
+
+def test_values_that_are_not_finite_stop_the_calibration(source: Path, tmp_path: Path) -> None:
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.input_layernorm.weight"][3] = float("nan")
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=r"what model.layers.1.self_attn.q_proj reads of the calibration text is not finite"):
+        quantised(source, tmp_path / "out", Recipe(4))
+    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_overwritten(source: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ridgeline.errors import ConfigError, UnsupportedModel
+from ridgeline.errors import ConfigError, ModelError, UnsupportedModel
 from ridgeline.models.base import CausalLM
 from ridgeline.quant.calibrate import Shared, calibrate
 from ridgeline.quant.compensate import Encoded, compensate, encode
@@ -90,7 +90,8 @@ def quantise_folder(model: CausalLM, checkpoint: Checkpoint, out: Path, recipe: 
                     on_layer: Callable[[int, int], None] | None = None) -> list[Written]:
     """Quantise a model that is loaded in fp32 (its weights change) and write it.
 
-    sequences: token ids that the calibrated method runs. raises ConfigError where `out` is not empty, UnsupportedModel.
+    sequences: token ids that the calibrated method runs. raises ConfigError where `out` is not empty, UnsupportedModel, and
+    ModelError where the model computes values that are not finite.
     """
     check_target(out)
     check_source(model, checkpoint)
@@ -99,11 +100,14 @@ def quantise_folder(model: CausalLM, checkpoint: Checkpoint, out: Path, recipe: 
     def quantise(name: str, layer: nn.Module, inputs: list[Shared]) -> None:
         modules = dict(layer.named_modules())
         for shared in inputs:
-            parts = [modules[leaf].weight for leaf in shared.names]                     # type: ignore[union-attr]
+            parts: list[Tensor] = [modules[leaf].weight for leaf in shared.names]
             weight = torch.cat(parts)                                                   # (rows of all, cols)
             if weight.shape[1] % recipe.group:
                 continue
             if recipe.method == "calibrated" and recipe.bits == 4:
+                if not shared.gram.isfinite().all():
+                    raise ModelError(f"{checkpoint.path}: what {name}.{shared.names[0]} reads of the calibration text is not "
+                                     "finite")
                 encoded = compensate(weight, shared.gram, recipe.bits, recipe.group)
             else:
                 encoded = encode(weight, recipe.bits, recipe.group, search=recipe.bits == 4 and recipe.method != "nearest")
@@ -125,9 +129,10 @@ def quantise_folder(model: CausalLM, checkpoint: Checkpoint, out: Path, recipe: 
             if on_layer is not None:
                 on_layer(index + 1, len(layers))
     if not recipe.keep_ends:
-        for name, matrix in (("model.embed_tokens", model.model.embed_tokens), ("lm_head", model.lm_head)):
-            if f"{name}.weight" in checkpoint.names() and matrix.weight.shape[1] % END_GROUP == 0:   # type: ignore[operator]
-                pieces.add(From(f"{name}.weight"), encode(matrix.weight, 8, END_GROUP, search=False))   # type: ignore[arg-type]
+        for name in _ENDS:
+            weight = model.get_parameter(f"{name}.weight")
+            if f"{name}.weight" in checkpoint.names() and weight.shape[1] % END_GROUP == 0:
+                pieces.add(From(f"{name}.weight"), encode(weight, 8, END_GROUP, search=False))
     return _write(checkpoint, out, recipe, pieces)
 
 
@@ -169,7 +174,7 @@ def _whole(parts: list[tuple[int, Encoded]], shape: tuple[int, ...]) -> Encoded 
         return None
     first = ordered[0]
     return Encoded(first.bits, first.group, *(torch.cat([getattr(e, name) for e in ordered])
-                                              for name in ("codes", "scales", "zeros")))
+                                              for name in ("codes", "scales")))
 
 
 def _packed(base: str, encoded: Encoded) -> dict[str, Tensor]:
