@@ -15,7 +15,7 @@ RESULT = {"work", "tokens_per_s", "lowest_tokens_per_s", "highest_tokens_per_s",
           "head_rows_scored", "repeats"}
 
 
-@pytest.mark.parametrize("flags", [("--quantization", "int8"), ("--backend", "torch")])
+@pytest.mark.parametrize("flags", [("--quantization", "int8"), ("--quantization", "int4"), ("--backend", "torch")])
 def test_latency_prints_one_object(model, capsys, flags):
     assert main(["bench", "latency", model(), "--work", "pp40,tg6,d3,tg4@70", "--repeat", "2", "--json", *DUMMY, *flags]) == 0
     found = json.loads(capsys.readouterr().out)
