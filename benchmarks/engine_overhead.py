@@ -78,8 +78,8 @@ def instrument(llm: LLM, now: Callable[[], float]) -> Clock:
     clock.wrap(engine, "_report", "report")
     clock.wrap(runner.model, "forward", "forward")
     clock.wrap(runner.model, "logits", "logits")
-    if runner.model.greedy_head is not None:         # the native head, which gives tokens instead of logits
-        clock.wrap(runner.model, "greedy_head", "logits")
+    if runner.model.top_head is not None:            # the native head, which gives tokens instead of logits
+        clock.wrap(runner.model.top_head, "argmax", "logits")
     clock.wrap(runner, "_choose", "sampling")
     clock.wrap(runner, "execute", "batch")           # what is left of it: building the batch and sharing out the results
     return clock

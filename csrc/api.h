@@ -107,6 +107,9 @@ struct Kernels {
   // The largest of n values, the first of equals: *best and *at go from what they were to it if it is larger than *best.
   // Values are at offset + i of the row. Returns whether all values were finite.
   bool (*row_max)(const float* x, int64_t n, int64_t offset, float* best, int64_t* at);
+  // Of n values those that are at least `least` go to scores and their places, offset + i, to ids, in order; there is room
+  // for n + 16. Returns how many; *broken becomes true at a NaN or +infinity.
+  int64_t (*collect)(const float* x, int64_t n, int64_t offset, float least, float* scores, int32_t* ids, bool* broken);
   // The q8_0 quants of one tile from its two planes.
   void (*head_tile)(const SplitHead& w, int64_t tile, uint8_t* quants);
 };

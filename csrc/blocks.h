@@ -7,6 +7,7 @@
 #include "dispatch.h"
 #include "memory.h"
 #include "parallel.h"
+#include "sample.h"
 
 namespace ridgeline {
 
@@ -80,6 +81,22 @@ struct AttentionBlock {
   int64_t half;                 // rotated pairs of a head; 0 = no rotation
 };
 
+constexpr int64_t kMostTop = 80;        // k of a TopQuery at most
+
+// The k largest scores of each row, and the scores of some output rows that are no candidates ("touched").
+struct TopQuery {
+  const int64_t* k;             // rows; 0 to kMostTop; 0: only the touched ones are wanted
+  const int64_t* offsets;       // rows + 1, into touched
+  const int64_t* touched;       // output rows, ascending within a row
+  float* touched_scores;
+  int64_t capacity;             // of ids and scores for one row, at least kMostTop
+  int64_t* ids;                 // rows x capacity: all whose score is at least the k-th largest, ascending
+  float* scores;
+  int64_t* counts;              // rows; kBroken: a score is NaN or infinite, kTied: more than `capacity` tie with the k-th
+  bool prune;                   // read the low plane of a split matrix only where it can matter
+  static constexpr int64_t kBroken = -1, kTied = -2;
+};
+
 // The threads, the instruction set and the work space of one model.
 class Engine {
  public:
@@ -99,6 +116,11 @@ class Engine {
   int64_t greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens);
   // The same for any matrix, from the whole product, which stays in the cache strip by strip; -1 where a score is not finite.
   void argmax(const Linear& linear, const float* x, int64_t rows, int64_t* tokens);
+  // The best of each row, as `query` asks. Returns how many output rows were scored exactly; all, where the matrix is not
+  // split, with more than kHeadRows rows, or where `query` says so.
+  int64_t top(const Linear& linear, const float* x, int64_t rows, const TopQuery& query);
+  // tokens[r] drawn from row r of the logits (rows x vocab) as asked[r] says; kNothing or kInfinite where it cannot be.
+  void sample(const float* logits, int64_t rows, int64_t vocab, const SampleRow* asked, int64_t* tokens);
 
   const Isa isa;
   Team team;
@@ -121,8 +143,9 @@ class Engine {
   void attend(const AttentionBlock& block, const BatchView& batch, const KvView& kv, float* qkv, int64_t ld, float* out,
               int thread);
 
-  // Exact scores of tile t into out (rows x kTile floats); quants: work space of one q8_0 tile.
-  void exact_tile(const Matrix& head, const Input& in, int64_t t, uint8_t* quants, float* out) const;
+  int64_t top_whole(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
+  int64_t top_pruned(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
+  int64_t touched_alone(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
 
   Buffer inputs_[2], wide_[3], scratch_, parts_, tiles_;
 };

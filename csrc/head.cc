@@ -28,13 +28,6 @@ void merge(const std::vector<float>& best, const std::vector<int64_t>& at, int64
 
 }  // namespace
 
-void Engine::exact_tile(const Matrix& head, const Input& in, int64_t t, uint8_t* quants, float* out) const {
-  const SplitHead w = head.planes();
-  isa.kernels->head_tile(w, t, quants);
-  const Weights part{Kind::q8_0, kTile, w.cols, quants, w.scales + t * w.blocks() * 32};
-  isa.kernels->gemm(part, {in.q, in.scale, in.sum, in.rows, in.stride}, 0, 1, out, kTile);
-}
-
 void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {
   const Weights w = linear.matrix->view();
   const int64_t tiles = w.tiles(), threads = team.size(), width = 8 * kTile;      // a strip of 32 rows takes 16 KB
@@ -60,12 +53,11 @@ void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t*
 }
 
 int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {
-  const Matrix& head = *linear.matrix;
-  const SplitHead w = head.planes();
-  const int64_t tiles = w.tiles(), ld = tiles * kTile, threads = team.size(), bytes = w.blocks() * 2 * kPlane;
+  const SplitHead w = linear.matrix->planes();
+  const int64_t tiles = w.tiles(), ld = tiles * kTile, threads = team.size();
   const Input in = input(0, rows, w.cols);
   wide_[0].need(static_cast<size_t>(rows * ld) * 4);
-  tiles_.need(static_cast<size_t>(threads) * (bytes + rows * kTile * 4 + 64));
+  tiles_.need(static_cast<size_t>(threads * rows * kTile) * 4);
   float* upper = wide_[0].as<float>();
   std::vector<float> lower(threads * rows), best(threads * rows);
   std::vector<int64_t> at(threads * rows), token(threads * rows), exact(threads);
@@ -76,8 +68,8 @@ int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64
     isa.kernels->head_bounds(w, {in.q, in.scale, in.sum, in.rows, in.stride}, t.first, t.last, upper, ld,
                              lower.data() + thread * rows, at.data() + thread * rows);
     team.barrier();
-    uint8_t* quants = tiles_.data() + thread * ((bytes + rows * kTile * 4 + 63) / 64 * 64);
-    float* scores = reinterpret_cast<float*>(quants + bytes);
+    float* scores = tiles_.as<float>() + thread * rows * kTile;
+    const auto score = [&](int64_t t) { multiply(linear, in, t, t + 1, scores - t * kTile, kTile); };
     // Threshold of each row: the exact score of the row with the largest lower bound of all.
     std::vector<float> threshold(rows);
     for (int64_t r = 0; r < rows; ++r) {
@@ -86,7 +78,7 @@ int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64
       for (int64_t i = 0; i < threads; ++i)
         if (lower[i * rows + r] > value) value = lower[i * rows + r], leader = at[i * rows + r];
       if (leader >= 0) {
-        exact_tile(head, in, leader / kTile, quants, scores);
+        score(leader / kTile);
         value = scores[r * kTile + leader % kTile];
       }
       threshold[r] = value;
@@ -102,7 +94,7 @@ int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64
         any |= top >= threshold[r];
       }
       if (!any) continue;
-      exact_tile(head, in, tile, quants, scores);
+      score(tile);
       exact[thread] += std::min<int64_t>(kTile, w.rows - tile * kTile);
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t i = 0; i < kTile && tile * kTile + i < w.rows; ++i)

@@ -5,6 +5,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -255,6 +256,24 @@ double read_bandwidth(Engine& engine, int64_t bytes) {
   return best;
 }
 
+// temperature, top_k, top_p, min_p, typical_p, u, again
+using Draw = std::tuple<float, int64_t, double, double, double, double, double>;
+
+void check(const TopQuery& query, int64_t rows, const Linear& linear) {
+  if (!linear.bias.empty()) throw std::invalid_argument("top knows no bias");
+  if (query.capacity < kMostTop) throw std::invalid_argument("top needs room for at least " + std::to_string(kMostTop) + " ids a row");
+  if (rows < 1) throw std::invalid_argument("top needs at least one row");
+  for (int64_t r = 0; r < rows; ++r) {
+    if (query.k[r] < 0 || query.k[r] > kMostTop)
+      throw std::invalid_argument("k is " + std::to_string(query.k[r]) + "; it must be 0 to " + std::to_string(kMostTop));
+    int64_t before = -1;
+    for (int64_t i = query.offsets[r]; i < query.offsets[r + 1]; before = query.touched[i++])
+      if (query.touched[i] <= before || query.touched[i] >= linear.matrix->rows)
+        throw std::invalid_argument("touched ids must ascend within 0 to " + std::to_string(linear.matrix->rows - 1) +
+                                    ", but " + std::to_string(query.touched[i]) + " follows " + std::to_string(before));
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -372,6 +391,27 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release free;
         return e.greedy(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<int64_t*>(tokens));
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("tokens"))
+      .def("top", [](Engine& e, const Linear& l, Address x, int64_t rows, Address k, Address offsets, Address touched,
+                     Address touched_scores, int64_t capacity, Address ids, Address scores, Address counts, bool prune) {
+        const auto integers = [](Address a) { return reinterpret_cast<int64_t*>(a); };
+        const TopQuery query{integers(k), integers(offsets), integers(touched), reinterpret_cast<float*>(touched_scores), capacity,
+                             integers(ids), reinterpret_cast<float*>(scores), integers(counts), prune};
+        check(query, rows, l);
+        nb::gil_scoped_release free;
+        return e.top(l, reinterpret_cast<const float*>(x), rows, query);
+      }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("k"), nb::arg("offsets"), nb::arg("touched"),
+         nb::arg("touched_scores"), nb::arg("capacity"), nb::arg("ids"), nb::arg("scores"), nb::arg("counts"), nb::arg("prune"))
+      .def("sample", [](Engine& e, Address logits, int64_t rows, int64_t vocab, const std::vector<Draw>& asked, Address tokens) {
+        if (rows < 1 || vocab < 1 || static_cast<int64_t>(asked.size()) != rows)
+          throw std::invalid_argument("sample needs one set of parameters for each of at least one row");
+        std::vector<SampleRow> each;
+        for (const auto& [temperature, top_k, top_p, min_p, typical_p, u, again] : asked) {
+          if (!(temperature > 0)) throw std::invalid_argument("temperature must be above 0");
+          each.push_back({temperature, top_k, top_p, min_p, typical_p, u, again});
+        }
+        nb::gil_scoped_release free;
+        e.sample(reinterpret_cast<const float*>(logits), rows, vocab, each.data(), reinterpret_cast<int64_t*>(tokens));
+      }, nb::arg("logits"), nb::arg("rows"), nb::arg("vocab"), nb::arg("asked"), nb::arg("tokens"))
       .def("argmax", [](Engine& e, const Linear& l, Address x, int64_t rows, Address tokens) {
         e.argmax(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<int64_t*>(tokens));
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())

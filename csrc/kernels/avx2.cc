@@ -426,6 +426,7 @@ const Kernels* avx2_kernels() {
     k.gemm_float = gemm_float;
     k.gemm_bf16 = gemm_bf16;
     k.row_max = scalar::row_max;
+    k.collect = scalar::collect;
     return k;
   }();
   return &table;

@@ -234,6 +234,7 @@ const Kernels* avx512_kernels() {
     k.head_bounds = avx512::head_bounds;
     k.head_tile = avx512::head_tile;
     k.row_max = avx512::row_max;
+    k.collect = avx512::collect;
     return k;
   }();
   return &table;

@@ -138,4 +138,24 @@ bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at
   return _mm512_reduce_add_ps(sum) == 0.0f;
 }
 
+int64_t collect(const float* x, int64_t n, int64_t offset, float least, float* scores, int32_t* ids, bool* broken) {
+  const __m512 bar = _mm512_set1_ps(least), top = _mm512_set1_ps(__FLT_MAX__);
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  int64_t found = 0;
+  __mmask16 bad = 0;
+  for (int64_t i = 0; i < n; i += 16) {
+    const __mmask16 real = n - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n - i)) - 1);
+    const __m512 v = _mm512_maskz_loadu_ps(real, x + i);
+    bad |= _mm512_mask_cmp_ps_mask(real, v, top, _CMP_NLE_UQ);
+    const __mmask16 hit = _mm512_mask_cmp_ps_mask(real, v, bar, _CMP_GE_OQ);
+    if (!hit) continue;
+    // Compressed in a register: compressing into memory is microcoded on Zen 4.
+    _mm512_storeu_ps(scores + found, _mm512_maskz_compress_ps(hit, v));
+    _mm512_storeu_si512(ids + found, _mm512_maskz_compress_epi32(hit, _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(offset + i)))));
+    found += __builtin_popcount(hit);
+  }
+  if (bad) *broken = true;
+  return found;
+}
+
 }  // namespace ridgeline::avx512

@@ -15,6 +15,7 @@ void head_bounds(const SplitHead& w, const Acts& x, int64_t first, int64_t last,
                  int64_t* at);
 void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants);
 bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at);
+int64_t collect(const float* x, int64_t n, int64_t offset, float least, float* scores, int32_t* ids, bool* broken);
 }  // namespace avx512
 
 namespace scalar {
@@ -22,6 +23,7 @@ void head_bounds(const SplitHead& w, const Acts& x, int64_t first, int64_t last,
                  int64_t* at);
 void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants);
 bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at);
+int64_t collect(const float* x, int64_t n, int64_t offset, float least, float* scores, int32_t* ids, bool* broken);
 }  // namespace scalar
 
 }  // namespace ridgeline

@@ -145,6 +145,7 @@ const Kernels* scalar_kernels() {
     k.head_bounds = scalar::head_bounds;
     k.head_tile = scalar::head_tile;
     k.row_max = scalar::row_max;
+    k.collect = scalar::collect;
     return k;
   }();
   return &table;

@@ -65,4 +65,15 @@ bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at
   return finite;
 }
 
+int64_t collect(const float* x, int64_t n, int64_t offset, float least, float* scores, int32_t* ids, bool* broken) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!(x[i] <= std::numeric_limits<float>::max())) *broken = true;
+    if (!(x[i] >= least)) continue;
+    scores[found] = x[i];
+    ids[found++] = static_cast<int32_t>(offset + i);
+  }
+  return found;
+}
+
 }  // namespace ridgeline::scalar

@@ -32,6 +32,9 @@ class EngineStats:
     prefix_hits: int = 0            # of these, found
     running: int = 0
     waiting: int = 0
+    head_rows: int = 0              # output rows of heads in passes that look for the best tokens or for logits
+    head_rows_scored: int = 0       # of these, scored exactly
+    head_pruning: bool = False      # whether the last such pass of few rows read the head by halves
     kv_usage: float = 0.0           # share of cache pages (or states) that live sequences own, 0 to 1
 
 
@@ -150,6 +153,9 @@ class Engine:
                 self._report(seq, now)
         self.stats.running, self.stats.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         self.stats.kv_usage = self.store.stats().usage
+        heads = [runner.model.top_head.rows for runner in self.runners.values() if runner.model.top_head is not None]
+        self.stats.head_rows, self.stats.head_rows_scored = sum(h.total for h in heads), sum(h.scored for h in heads)
+        self.stats.head_pruning = any(h.pruning for h in heads)
         outputs, self._outputs = self._outputs, []
         return outputs
 

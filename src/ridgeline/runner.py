@@ -15,7 +15,8 @@ from ridgeline.decoding.base import Hidden, Result, Rows, Run, Sample, Verify
 from ridgeline.decoding.verify import VerifyRequest, verify_batch
 from ridgeline.models.base import CausalLM
 from ridgeline.noise import Purpose
-from ridgeline.sampling import RowContext, distribution, process, sample, top_logprobs
+from ridgeline.sampling import Draw, RowContext, distribution, process, sample, top_logprobs
+from ridgeline.top_tokens import top_tokens
 from ridgeline.types import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Runner:
                 draws += [_Draw(s, want, w, result.result) for want in s.run.want if not isinstance(want, Hidden)]
         if not draws:
             return
-        draws = self._take_greedy(draws, hidden)
+        draws = self._take_few(draws, hidden)
         if not draws:
             return
         index = [d.wanted.at(row - d.slice.first) for d in draws for row in d.rows]
@@ -193,7 +194,7 @@ class Runner:
         processed = process(logits, contexts)
         processed = _forbid(processed, logits, draws)
         for group in _alike(draws):
-            _draw(group, processed, contexts)
+            _draw(group, processed, contexts, None if self.model.top_head is None else self.model.top_head.draw)
         _verify([d for d in draws if isinstance(d.want, Verify)], processed, contexts)
         for d in draws:
             k = d.slice.seq.params.logprobs
@@ -206,23 +207,28 @@ class Runner:
             if min(d.result.tokens) < 0 and logits[d.at:d.at + len(d.rows)].isnan().any():
                 next(r for r in results if r.result is d.result).nan = True
 
-
-    def _take_greedy(self, draws: list[_Draw], hidden: Tensor) -> list[_Draw]:
-        """Serve the draws that need nothing but the most likely token without all logits, where the model's head can do
-        that; returns the others. The tokens are the same either way."""
-        plain = [d for d in draws if d.plain]
-        if self.model.greedy_head is None or not plain:
+    def _take_few(self, draws: list[_Draw], hidden: Tensor) -> list[_Draw]:
+        """Serve the draws that need a few of the logits only, where the model's head finds these without the others; returns
+        the rest. The tokens are the same either way."""
+        head, few = self.model.top_head, [d for d in draws if d.few]
+        if head is None or not few:
             return draws
-        index = [d.wanted.at(row - d.slice.first) for d in plain for row in d.rows]
-        tokens = self.model.greedy_head(hidden if index == list(range(len(hidden))) else hidden[index])
-        flat, at = tokens.tolist(), 0
-        for d in plain:
-            d.result.tokens = flat[at:at + len(d.rows)]
+        index = [d.wanted.at(row - d.slice.first) for d in few for row in d.rows]
+        own = hidden if index == list(range(len(hidden))) else hidden[index]
+        if all(d.plain for d in few) and not self.model.capped:
+            flat: list[int | None] = [token if token >= 0 else None for token in head.argmax(own).tolist()]
+        else:
+            contexts = [(c, d.purpose) for d in few for c in d.contexts()]
+            flat = top_tokens(self.model, own, [c for c, _ in contexts], [c.uniform(purpose) for c, purpose in contexts])
+        at, served = 0, []
+        for d in few:
+            tokens = [token for token in flat[at:at + len(d.rows)] if token is not None]
             at += len(d.rows)
-        if min(flat) < 0:
-            return draws                                   # not a number: the whole logits tell where
-        _verify([d for d in plain if isinstance(d.want, Verify)], hidden, ())
-        return [d for d in draws if not d.plain]
+            if len(tokens) == len(d.rows):                     # the whole logits tell what is wrong with the others
+                d.result.tokens = tokens
+                served.append(d)
+        _verify([d for d in served if isinstance(d.want, Verify)], hidden, ())
+        return [d for d in draws if d not in served]
 
 
 class _Draw:
@@ -244,12 +250,17 @@ class _Draw:
 
     @property
     def plain(self) -> bool:
-        """Whether only the most likely token of each row is wanted."""
-        if isinstance(self.want, Verify):
-            return self.want.q is None and self.slice.seq.plain_greedy
-        w = self.want
-        return (self.slice.seq.plain_greedy or (w.greedy and self.slice.seq.plain_masks)) and not (
-            w.forbid or w.confidence or w.keep_q)
+        """Whether the most likely token of each row is wanted, and nothing changes the order of the logits."""
+        seq = self.slice.seq
+        return seq.plain_masks and (seq.params.greedy or (isinstance(self.want, Sample) and self.want.greedy))
+
+    @property
+    def few(self) -> bool:
+        """Whether a few of each row's logits decide."""
+        w, seq = self.want, self.slice.seq
+        if isinstance(w, Verify):
+            return w.q is None and seq.few_logits
+        return (seq.few_logits or (w.greedy and seq.params.logprobs is None)) and not (w.forbid or w.confidence or w.keep_q)
 
     def contexts(self) -> list[RowContext]:
         """Each row with its own history: the committed output and the drafts on the way to the row."""
@@ -357,11 +368,11 @@ def _alike(draws: Sequence[_Draw]) -> list[list[_Draw]]:
     return list(groups.values())
 
 
-def _draw(group: Sequence[_Draw], processed: Tensor, contexts: Sequence[RowContext]) -> None:
+def _draw(group: Sequence[_Draw], processed: Tensor, contexts: Sequence[RowContext], wide: Draw | None) -> None:
     rows = [d.at + i for d in group for i in range(len(d.rows))]
     keep = isinstance(group[0].want, Sample) and group[0].want.keep_q
     logits = processed if len(rows) == len(processed) else processed[rows]
-    tokens, probs = sample(logits, [contexts[r] for r in rows], group[0].purpose, keep_probs=keep)
+    tokens, probs = sample(logits, [contexts[r] for r in rows], group[0].purpose, keep_probs=keep, wide=wide)
     flat, at = tokens.tolist(), 0
     for d in group:
         n = len(d.rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ridgeline.cache.store import CacheStore
 from ridgeline.decoding.base import Run, Steps, Strategy
+from ridgeline.sampling import narrow
 from ridgeline.sampling_params import SamplingParams
 from ridgeline.types import EngineRequest, FinishReason, RequestMetrics, TokenLogprobs
 
@@ -86,8 +87,9 @@ class Sequence:
         return not self.needs_history and not p.logit_bias and p.allowed_token_ids is None and p.logprobs is None
 
     @cached_property
-    def plain_greedy(self) -> bool:
-        return self.params.greedy and self.plain_masks
+    def few_logits(self) -> bool:
+        """Whether a few of the largest logits, and those that a processor touches, decide."""
+        return self.params.logprobs is None and (self.params.greedy or narrow(self.params))
 
     @cached_property
     def greedy_params(self) -> SamplingParams:

@@ -146,7 +146,7 @@ class Failing(torch.nn.Module):
     def __init__(self, net: Any, at: int):
         super().__init__()
         self.net, self.at, self.passes = net, at, 0
-        self.feed_width, self.lm_head, self.greedy_head = net.feed_width, net.lm_head, net.greedy_head
+        self.feed_width, self.lm_head, self.top_head = net.feed_width, net.lm_head, net.top_head
         self.logits = net.logits
 
     def forward(self, batch: Any, state: Any) -> Any:

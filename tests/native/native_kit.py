@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType
 
 from ridgeline.cache import CacheStore, RoleLayout
 from ridgeline.config import EngineConfig
@@ -95,3 +98,15 @@ class Paged:
         for name in names:
             self.store.free(name)
         return out
+
+
+def quantised(kind: str, rows: int, cols: int, seed: int) -> np.ndarray:
+    """Normal weights in the bytes of a type: (rows, bytes of a row). Of Q4_K random blocks, which gguf cannot quantise."""
+    random = np.random.default_rng(seed)
+    if kind == "Q4_K":
+        raw = random.integers(0, 256, (rows, cols // 256, 144), dtype=np.uint8)
+        for at in (0, 2):
+            raw[:, :, at:at + 2] = random.uniform(0.001, 0.02, (rows, cols // 256, 1)).astype(np.float16).view(np.uint8)
+        return raw.reshape(rows, -1)
+    found: np.ndarray = gguf.quants.quantize(random.standard_normal((rows, cols), dtype=np.float32), GGMLQuantizationType[kind])
+    return found

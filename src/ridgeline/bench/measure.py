@@ -176,8 +176,8 @@ def recorded(llm: LLM) -> Iterator[list[Pass]]:
 
 def head_rows(llm: LLM) -> tuple[int, int]:
     """Rows scored exactly and all rows, of every pass so far through a head that prunes."""
-    pruned = llm.loaded.model.greedy_head
-    return (getattr(pruned, "rows_scored", 0), getattr(pruned, "rows_total", 0))
+    head = llm.loaded.model.top_head
+    return (0, 0) if head is None else (head.rows.scored, head.rows.total)
 
 
 def _less(after: tuple[int, int], before: tuple[int, int]) -> tuple[int, int]:

@@ -1,10 +1,12 @@
 """What every model family shares: reading the config, the shape of a causal language model, its declarations."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from ridgeline.cache.view import CacheView
 from ridgeline.errors import UnsupportedModel
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.rope import Rotary, build_rotary
+from ridgeline.sampling.context import RowContext
 from ridgeline.types import LayerState
 from ridgeline.weights.mapping import From
 
@@ -140,18 +143,51 @@ class Backbone(nn.Module):
         return ModelOutput(self.norm(x if batch.wanted is None else x[batch.wanted]), taps)
 
 
+@dataclass
+class HeadRows:
+    """Output rows of a head: scored exactly, and all, in the passes so far; pruning: whether the last pass of few rows tried
+    to leave some out."""
+
+    scored: int = 0
+    total: int = 0
+    pruning: bool = False
+
+
+class TopHead(Protocol):
+    """Finds the best tokens without writing all logits, before `CausalLM.cap`, and draws from logits."""
+
+    rows: HeadRows
+
+    def argmax(self, hidden: Tensor) -> Tensor:
+        """(W, hidden) -> (W,) int64: the most likely tokens, the lowest id of equals, -1 where a logit is not finite."""
+
+    def top(self, hidden: Tensor, k: Sequence[int], offsets: npt.NDArray[np.int64],
+            touched: npt.NDArray[np.int64], capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The k[i] largest logits of row i, those that tie with the last one included, and the logits of touched tokens.
+
+        hidden: (W, hidden); k: 0 to 72, with 0 only touched tokens are scored; offsets: (W + 1,) into touched (N,), ids that
+        ascend within a row and are no candidates. Returns ids (W, capacity) int64 ascending and -1 behind the last, scores
+        (W, capacity) fp32 and -inf behind the last, touched scores (N,), and how many candidates each row has (W,) int64;
+        negative: not known, since a logit is not finite or more than `capacity` tie.
+        """
+
+    def draw(self, logits: Tensor, rows: Sequence[RowContext], u: Sequence[float]) -> Tensor:
+        """Tokens drawn from processed fp32 logits (R, V), none of them greedy: (R,) int64; see `ridgeline.sampling.sample`."""
+
+
 class CausalLM(nn.Module):
     """A backbone and a head. A family's __init__ builds both; parameter names are those of its checkpoints.
 
-    Families override `embed` (scaled embeddings), `logits` (soft-caps) or `sources` (fused or transposed tensors).
+    Families override `embed` (scaled embeddings), `cap` (soft-caps) or `sources` (fused or transposed tensors).
     DEFAULTS are the values of fields that a config.json may leave out, under their Hugging Face names. feed_width is
     the width of the rows that a model takes with every token (drafters over hidden states); None: tokens only.
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
     feed_width: int | None = None
-    # Set where a backend finds the most likely tokens without all logits: (W, hidden) -> (W,) ids, -1 for NaN.
-    greedy_head: Callable[[Tensor], Tensor] | None = None
+    # Set where a backend finds the most likely tokens without all logits.
+    top_head: TopHead | None = None
+    capped = False  # whether `cap` changes anything
 
     @classmethod
     def complete(cls, values: dict[str, Any]) -> None:
@@ -179,7 +215,11 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """(W, hidden) -> (W, vocabulary), in the model's dtype."""
         out: Tensor = self.lm_head(hidden)
-        return out
+        return self.cap(out)
+
+    def cap(self, logits: Tensor) -> Tensor:
+        """What a family does to its logits: each by itself, a larger one never below a smaller one. Default: nothing."""
+        return logits
 
     def state_spec(self) -> tuple[LayerState, ...]:
         """What each layer keeps between steps. Default: every block has one mixer that knows."""

@@ -51,6 +51,7 @@ class Gemma2(CausalLM):
         layers: list[nn.Module] = [Block(config, self.attention(config, i, rotary[kind]))
                                    for i, kind in enumerate(config.layer_types)]
         super().__init__(config, Backbone(embedding(config), layers, norm(config)))
+        self.capped = config.raw.get("final_logit_softcapping") is not None
 
     @staticmethod
     def attention(config: ModelConfig, layer: int, rotary: Rotary) -> Attention:
@@ -64,8 +65,8 @@ class Gemma2(CausalLM):
         # The factor was rounded to the model's dtype in training: sqrt(3072) = 55.43 is 55.5 in bf16.
         return x * torch.tensor(self.config.hidden_size ** 0.5, dtype=x.dtype, device="cpu")
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits, cap = super().logits(hidden), self.config.raw.get("final_logit_softcapping")
+    def cap(self, logits: Tensor) -> Tensor:
+        cap = self.config.raw.get("final_logit_softcapping")
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
 

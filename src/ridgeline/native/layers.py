@@ -12,7 +12,7 @@ from ridgeline.cache.view import CacheView
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.block import ResidualBlock
 from ridgeline.native import _native
-from ridgeline.native._native import AttentionBlock, Engine, Linear, Matrix, MlpBlock, Norm
+from ridgeline.native._native import AttentionBlock, Engine, Matrix, MlpBlock, Norm
 from ridgeline.types import LayerState
 
 
@@ -113,43 +113,6 @@ class NativeEmbedding(nn.Module):
         out = torch.empty(len(tokens), self.matrix.cols)
         self.engine.lookup(self.matrix, tokens.data_ptr(), len(tokens), out.data_ptr())
         return out
-
-
-class NativeHead(nn.Module):
-    def __init__(self, engine: Engine, linear: Linear, rows: int):
-        super().__init__()
-        self.engine, self.linear, self.rows = engine, linear, rows
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(W, hidden) fp32 -> (W, vocabulary) fp32."""
-        hidden = hidden.contiguous()
-        out = torch.empty(len(hidden), self.rows)
-        self.engine.linear(self.linear, hidden.data_ptr(), len(hidden), out.data_ptr())
-        return out
-
-
-class GreedyHead:
-    """The most likely tokens, exactly, without writing the logits. Of a split head a single row reads the high nibbles and few
-    of the low ones. rows_scored counts output rows scored exactly, of rows_total."""
-
-    # Measured on Gemma 3 270M: one row 2.3 against 4.7 ms; two rows 4.7 against 4.6, since each adds doubtful tiles of its own.
-    MOST_PRUNED = 1
-
-    def __init__(self, engine: Engine, linear: Linear, matrix: Matrix):
-        self.engine, self.linear, self.matrix = engine, linear, matrix
-        self.rows_scored = self.rows_total = 0
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """(W, hidden) fp32 -> (W,) int64: the argmax of the logits, -1 where one is not finite."""
-        hidden = hidden.contiguous()
-        tokens = torch.empty(len(hidden), dtype=torch.int64)
-        self.rows_total += self.matrix.rows
-        if self.matrix.split and len(hidden) <= self.MOST_PRUNED:
-            self.rows_scored += self.engine.greedy(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr())
-        else:
-            self.engine.argmax(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr())
-            self.rows_scored += self.matrix.rows
-        return tokens
 
 
 def native_batch(batch: Batch) -> _native.Batch:

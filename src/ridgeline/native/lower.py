@@ -21,12 +21,11 @@ from ridgeline.layers.mlp import MLP, GatedMLP
 from ridgeline.layers.norm import RMSNorm
 from ridgeline.models.base import CausalLM
 from ridgeline.native import _native, codes
+from ridgeline.native.head import NativeHead, NativeTopHead
 from ridgeline.native.layers import (
-    GreedyHead,
     NativeAttention,
     NativeBlock,
     NativeEmbedding,
-    NativeHead,
     NativeMLP,
     NativeNorm,
     NativePart,
@@ -371,6 +370,6 @@ class _Builder:
             return
         model.model.embed_tokens = NativeEmbedding(self.engine, matrix)
         linear = _native.Linear(head, [], self.precision)
+        model.top_head = NativeTopHead(self.engine, linear, head)
         model.lm_head = NativeHead(  # type: ignore[assignment]
-            self.engine, linear, head.rows)
-        model.greedy_head = GreedyHead(self.engine, linear, head)
+            self.engine, linear, head, model.top_head.rows)

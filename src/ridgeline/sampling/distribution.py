@@ -72,9 +72,10 @@ def _sampled(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
         x = torch.where(peak.isfinite(), x, torch.where(logits == torch.inf, 0.0, -torch.inf))
     if any(top_k):
         which = [i for i, k in enumerate(top_k) if k]
-        values = _select(x, which).topk(max(top_k), dim=-1).values  # (r, K), descending
+        # By logits, whose differences a division may round away: the same tokens as `candidates` keeps.
+        values = _select(logits, which).topk(max(top_k), dim=-1).values  # (r, K), descending
         kth = torch.tensor([top_k[i] - 1 for i in which], device=x.device).unsqueeze(1)  # (r, 1)
-        _keep_from(x, x, which, values.gather(1, kth))
+        _keep_from(x, logits, which, values.gather(1, kth))
     if min(top_p) < 1:
         which = [i for i, p in enumerate(top_p) if p < 1]
         part = _select(x, which)  # (r, V)

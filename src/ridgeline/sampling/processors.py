@@ -1,11 +1,13 @@
 """Masks, bias and penalties: from the model's logits to the logits that are sampled from.
 
-The order is vLLM's: allowed ids, bad words, min_tokens, bias, then repetition, frequency and presence penalty. All rows
-of a batch are handled together through index tensors; a feature that no row uses costs nothing.
+The order is vLLM's: allowed ids, bad words, min_tokens, bias, then repetition, frequency and presence penalty. Each but the
+first is an `Edit`, a list of logits and what becomes of them, so that it can be made on the few logits that it touches as
+well as on all. A feature that no row uses costs nothing.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,16 @@ from ridgeline.sampling.context import RowContext
 _Ids = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Some logits (row[i], token[i]) and what becomes of their values: both (N,), change: (N,) -> (N,). Where a pair comes
+    more than once, all of its entries change alike."""
+
+    row: _Ids
+    token: _Ids
+    change: Callable[[Tensor], Tensor]
+
+
 def process(logits: Tensor, rows: Sequence[RowContext], *, inplace: bool = False) -> Tensor:
     """Logits (R, V) of the model -> float32 logits (R, V) after masks, bias and penalties, row i by `rows[i]`.
 
@@ -25,54 +37,35 @@ def process(logits: Tensor, rows: Sequence[RowContext], *, inplace: bool = False
     can be completed, as in vLLM. min_tokens masks the stop token ids and, unless `ignore_eos`, the eos ids.
     """
     assert logits.dim() == 2 and logits.shape[0] == len(rows), "one context per row of logits"
-    x = _Editor(logits.float(), inplace=inplace)
-    _allow(x, rows)
-    x.mask(_bad_words(rows))
-    x.mask(_too_early_stops(rows))
-    _bias(x, rows)
-    _repetition(x, rows)
-    _frequency_and_presence(x, rows)
-    return x.tensor
+    x = logits.float()
+    changes = edits(rows, logits.shape[1])
+    allowed = [(i, list(ids)) for i, row in enumerate(rows) if (ids := row.params.allowed_token_ids) is not None]
+    if not inplace and (changes or allowed):
+        x = x.clone()
+    for i, ids in allowed:
+        kept = x[i, ids]  # (N,)
+        x[i] = -torch.inf
+        x[i, ids] = kept
+    for edit in changes:
+        row, token = (torch.from_numpy(index).to(x.device) for index in (edit.row, edit.token))  # (N,)
+        x[row, token] = edit.change(x[row, token])
+    return x
 
 
-class _Editor:
-    """A tensor (R, V) that is copied at its first change, and not at all if none comes."""
-
-    def __init__(self, tensor: Tensor, *, inplace: bool) -> None:
-        self.tensor = tensor
-        self.owned = inplace
-
-    def own(self) -> Tensor:
-        if not self.owned:
-            self.tensor, self.owned = self.tensor.clone(), True
-        return self.tensor
-
-    def indices(self, ids: Sequence[int] | _Ids) -> Tensor:
-        return torch.as_tensor(np.asarray(ids, dtype=np.int64), device=self.tensor.device)
-
-    def floats(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.tensor.device)
-
-    def mask(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """-inf at the given (row, token)."""
-        flat = list(pairs)
-        if flat:
-            row, token = self.indices(np.asarray(flat, dtype=np.int64).T)  # (2, N) -> twice (N,)
-            self.own()[row, token] = -torch.inf
+def edits(rows: Sequence[RowContext], vocab: int) -> list[Edit]:
+    """What `process` does besides allowed ids, in order."""
+    found = (_mask(_bad_words(rows)), _mask(_too_early_stops(rows)), _bias(rows), _repetition(rows, vocab),
+             _frequency_and_presence(rows, vocab))
+    return [edit for edit in found if edit is not None]
 
 
-def _allow(x: _Editor, rows: Sequence[RowContext]) -> None:
-    restricted = [
-        (i, ids) for i, row in enumerate(rows) if (ids := row.params.allowed_token_ids) is not None
-    ]
-    if restricted:
-        which = x.indices([i for i, _ in restricted])
-        row = x.indices([i for i, ids in restricted for _ in ids])  # (N,)
-        token = x.indices([t for _, ids in restricted for t in ids])  # (N,)
-        tensor = x.own()
-        kept = tensor[row, token]  # (N,)
-        tensor.index_fill_(0, which, -torch.inf)
-        tensor[row, token] = kept
+def _mask(pairs: Iterable[tuple[int, int]]) -> Edit | None:
+    """-inf at the given (row, token)."""
+    flat = list(pairs)
+    if not flat:
+        return None
+    row, token = np.asarray(flat, dtype=np.int64).T  # (2, N) -> twice (N,)
+    return Edit(row.copy(), token.copy(), lambda value: torch.full_like(value, -torch.inf))
 
 
 def _bad_words(rows: Sequence[RowContext]) -> Iterable[tuple[int, int]]:
@@ -92,45 +85,59 @@ def _too_early_stops(rows: Sequence[RowContext]) -> Iterable[tuple[int, int]]:
                 yield from ((i, token) for token in row.eos_token_ids)
 
 
-def _bias(x: _Editor, rows: Sequence[RowContext]) -> None:
+def _bias(rows: Sequence[RowContext]) -> Edit | None:
     entries = [
         (i, token, bias)
         for i, row in enumerate(rows)
         if row.params.logit_bias
         for token, bias in row.params.logit_bias.items()
     ]
-    if entries:
-        row = x.indices([i for i, _, _ in entries])  # (N,), each (row, token) once
-        token = x.indices([t for _, t, _ in entries])
-        x.own()[row, token] += x.floats([b for _, _, b in entries])
+    if not entries:
+        return None
+    row, token, bias = zip(*entries)  # (N,), each (row, token) once
+    return Edit(_ids(row), _ids(token), lambda value: value + _like(bias, value))
 
 
-def _repetition(x: _Editor, rows: Sequence[RowContext]) -> None:
+def _repetition(rows: Sequence[RowContext], vocab: int) -> Edit | None:
     used = [i for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
-    if used:
-        index, token = _history(rows, used, x.tensor.shape[1], lambda row: (row.prompt, row.output))
-        row, column = x.indices(index), x.indices(token)  # (N,), a pair may come often: the same value is written
-        penalty = x.floats([row.params.repetition_penalty for row in rows])[row]  # (N,)
-        value = x.tensor[row, column]  # (N,)
-        x.own()[row, column] = torch.where(value > 0, value / penalty, value * penalty)
+    if not used:
+        return None
+    row, token = _history(rows, used, vocab, lambda row: (row.prompt, row.output))  # (N,)
+    factor = np.asarray([r.params.repetition_penalty for r in rows])[row]  # (N,)
+
+    def change(value: Tensor) -> Tensor:
+        penalty = _like(factor, value)
+        return torch.where(value > 0, value / penalty, value * penalty)
+
+    return Edit(row, token, change)
 
 
-def _frequency_and_presence(x: _Editor, rows: Sequence[RowContext]) -> None:
+def _frequency_and_presence(rows: Sequence[RowContext], vocab: int) -> Edit | None:
     used = [
         i
         for i, row in enumerate(rows)
         if row.params.frequency_penalty != 0.0 or row.params.presence_penalty != 0.0
     ]
-    if used:
-        vocab = x.tensor.shape[1]
-        index, token = _history(rows, used, vocab, lambda row: (row.output,))
-        pair, count = np.unique(index * vocab + token, return_counts=True)  # both (N,)
-        row, column = x.indices(pair // vocab), x.indices(pair % vocab)
-        frequency = x.floats([row.params.frequency_penalty for row in rows])[row]  # (N,)
-        presence = x.floats([row.params.presence_penalty for row in rows])[row]  # (N,)
-        tensor = x.own()
-        value = tensor[row, column] - frequency * x.indices(count)  # (N,)
-        tensor[row, column] = value - presence
+    if not used:
+        return None
+    index, token = _history(rows, used, vocab, lambda row: (row.output,))
+    pair, count = np.unique(index * vocab + token, return_counts=True)  # both (N,)
+    row = pair // vocab
+    frequency, presence = (np.asarray([getattr(r.params, f"{name}_penalty") for r in rows])[row]  # (N,)
+                           for name in ("frequency", "presence"))
+
+    def change(value: Tensor) -> Tensor:
+        return value - _like(frequency, value) * _like(count, value) - _like(presence, value)
+
+    return Edit(row, pair % vocab, change)
+
+
+def _ids(values: Sequence[int]) -> _Ids:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _like(values: Sequence[float] | npt.NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.as_tensor(np.asarray(values), dtype=like.dtype, device=like.device)
 
 
 def _history(

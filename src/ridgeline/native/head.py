@@ -1,0 +1,122 @@
+"""The head as C++ calls: whole logits, or the best tokens without writing them."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ridgeline.models.base import HeadRows
+from ridgeline.native._native import Engine, Linear, Matrix
+from ridgeline.noise import again
+from ridgeline.sampling import RowContext, distribution, inverse_cdf
+
+_Ids = npt.NDArray[np.int64]
+
+
+class NativeHead(nn.Module):
+    """count: where its passes are counted."""
+
+    def __init__(self, engine: Engine, linear: Linear, matrix: Matrix, count: HeadRows | None = None):
+        super().__init__()
+        self.engine, self.linear, self.matrix, self.count = engine, linear, matrix, HeadRows() if count is None else count
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(W, hidden) fp32 -> (W, vocabulary) fp32."""
+        hidden = hidden.contiguous()
+        out = torch.empty(len(hidden), self.matrix.rows)
+        self.count.scored += self.matrix.rows
+        self.count.total += self.matrix.rows
+        self.engine.linear(self.linear, hidden.data_ptr(), len(hidden), out.data_ptr())
+        return out
+
+
+class Pruning:
+    """Whether reading a split head by halves pays, judged by the share of its rows that had to be scored exactly.
+
+    The results are the same either way. A head on which it does not pay is tried again after 16 passes, then after twice as
+    many each time, up to 4,096: a try costs about one more pass.
+    """
+
+    LIMIT = 0.35
+    FIRST_PAUSE, LONGEST_PAUSE = 16, 4096
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+        self.pause, self.left = self.FIRST_PAUSE, 0
+
+    def wanted(self) -> bool:
+        """Asked once before each pass."""
+        if self.left:
+            self.left -= 1
+        return not self.left
+
+    def saw(self, share: float) -> None:
+        self.mean = share if self.mean is None else self.mean + (share - self.mean) / 8
+        if self.mean > self.LIMIT:
+            self.mean, self.left = None, self.pause + 1
+            self.pause = min(2 * self.pause, self.LONGEST_PAUSE)
+
+
+class NativeTopHead:
+    """The best tokens, exactly, without writing the logits. Of a split head few rows read the high nibbles, and those of the
+    low ones that can matter, for as long as that pays."""
+
+    MOST_PRUNED = 1
+
+    def __init__(self, engine: Engine, linear: Linear, matrix: Matrix):
+        self.engine, self.linear, self.matrix = engine, linear, matrix
+        self.rows = HeadRows()
+        self.pruning: dict[tuple[bool, int], Pruning] = {}
+
+    def argmax(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.contiguous()
+        tokens = torch.empty(len(hidden), dtype=torch.int64)
+        judge = self._judge(len(hidden), narrow=False)
+        if judge is not None:
+            self._count(self.engine.greedy(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr()), judge)
+        else:
+            self.engine.argmax(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr())
+            self._count(self.matrix.rows, None)
+        return tokens
+
+    def top(self, hidden: Tensor, k: Sequence[int], offsets: _Ids, touched: _Ids,
+            capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        hidden = hidden.contiguous()
+        count = len(hidden)
+        ids, scores = torch.full((count, capacity), -1), torch.full((count, capacity), -torch.inf)
+        apart, counts = torch.empty(len(touched)), torch.empty(count, dtype=torch.int64)
+        wanted, offsets, touched = np.asarray(k, dtype=np.int64), np.ascontiguousarray(offsets), np.ascontiguousarray(touched)
+        judge = self._judge(count, narrow=max(k) > 1) if max(k) else None
+        scored = self.engine.top(
+            self.linear, hidden.data_ptr(), count, wanted.ctypes.data, offsets.ctypes.data, touched.ctypes.data,
+            apart.data_ptr(), capacity, ids.data_ptr(), scores.data_ptr(), counts.data_ptr(), judge is not None)
+        self._count(scored, judge)
+        return ids, scores, apart, counts
+
+    def draw(self, logits: Tensor, rows: Sequence[RowContext], u: Sequence[float]) -> Tensor:
+        logits = logits.contiguous()
+        count, vocab = logits.shape
+        tokens = torch.empty(count, dtype=torch.int64)
+        asked = [(row.params.temperature, max(row.params.top_k, 0), row.params.top_p, row.params.min_p, row.params.typical_p,
+                  number, again(number)) for row, number in zip(rows, u)]
+        self.engine.sample(logits.data_ptr(), count, vocab, asked, tokens.data_ptr())
+        for i in (tokens < -1).nonzero()[:, 0].tolist():                       # infinite logits share the whole mass
+            tokens[i] = inverse_cdf(distribution(logits[i:i + 1], rows[i:i + 1]), [u[i]])[0]
+        return tokens
+
+    def _judge(self, rows: int, *, narrow: bool) -> Pruning | None:
+        """None: the whole head is to be read."""
+        if not self.matrix.split or rows > self.MOST_PRUNED:
+            return None
+        judge = self.pruning.setdefault((narrow, rows), Pruning())
+        self.rows.pruning = judge.wanted()
+        return judge if self.rows.pruning else None
+
+    def _count(self, scored: int, judge: Pruning | None) -> None:
+        self.rows.scored += scored
+        self.rows.total += self.matrix.rows
+        if judge is not None:
+            judge.saw(scored / self.matrix.rows)
