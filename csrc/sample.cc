@@ -20,6 +20,7 @@ struct Sampler {
   float *key, *weight;         // vocab each, and 16 behind
   int32_t* ids;                // the same
   double* sums;                // one a block
+  float* tops;                 // the largest of each block
   float peak = 0, scale = 0, least = -kMost;
 
   int64_t blocks() const { return (vocab + kSampleBlock - 1) / kSampleBlock; }
@@ -46,29 +47,29 @@ struct Sampler {
   // The largest key such that the weights of all keys from it on sum to `goal` at least; the smallest if none does.
   // Halves the range of the keys rather than sorting them: each pass leaves about half of those of the pass before.
   float cut(int64_t n, double goal) {
-    double above = 0;
+    double over = 0;
     for (;;) {
-      float low = key[0], high = key[0];
-      for (int64_t i = 1; i < n; ++i) low = std::min(low, key[i]), high = std::max(high, key[i]);
+      float low, high;
+      kernels.range(key, n, &low, &high);
       if (low == high) return low;
       float middle = low + (high - low) / 2;
       if (!(middle > low)) middle = high;
-      double mass = 0;
-      for (int64_t i = 0; i < n; ++i) mass += key[i] >= middle ? static_cast<double>(weight[i]) : 0.0;
-      const bool upper = above + mass >= goal;
-      if (!upper) above += mass;
-      int64_t kept = 0;
-      for (int64_t i = 0; i < n; ++i) {                 // without branches, which could not be foreseen
-        const float k = key[i], w = weight[i];
-        key[kept] = k, weight[kept] = w;
-        kept += (k >= middle) == upper;
-      }
-      n = kept;
+      const double mass = kernels.above(key, weight, n, middle);
+      const bool upper = over + mass >= goal;
+      if (!upper) over += mass;
+      n = kernels.divide(key, weight, n, middle, upper);
     }
   }
 
   void top_k(int64_t k) {
-    const int64_t n = collect(-kMost);
+    // At least k values reach the k-th largest of the blocks' largest ones: what is below is not even looked at.
+    float bar = -kMost;
+    if (k <= blocks()) {
+      std::copy(tops, tops + blocks(), key);
+      std::nth_element(key, key + k - 1, key + blocks(), std::greater<>());
+      bar = std::max(bar, key[k - 1]);
+    }
+    const int64_t n = collect(bar);
     if (n <= k) return;
     std::fill_n(weight, n, 1.0f);
     least = cut(n, static_cast<double>(k));
@@ -83,27 +84,27 @@ struct Sampler {
     least = std::max(least, cut(n, p * total));
   }
 
-  // Sets `weight` to the weights of what is left. Meister et al.: "Locally typical sampling", 2022: a token's surprise is
-  // log sum w - t, the entropy log sum w - sum w t / sum w.
-  void typical_p(double p) {
+  // Sets `weight` to the weights of what is left, and `key` to their typicality, of which those from the returned one on
+  // stay. Meister et al.: "Locally typical sampling", 2022: a token's surprise is log sum w - t, the entropy
+  // log sum w - sum w t / sum w.
+  float typical_p(double p) {
     double moment = 0;
     const double total = weigh(x, vocab, weight, &moment);
     const float center = static_cast<float>(moment / total);
-    const auto typicality = [&](int64_t i) { return -std::fabs((x[i] - peak) * scale - center); };
-    int64_t n = 0;
-    for (int64_t i = 0; i < vocab; ++i) {
-      key[n] = typicality(i), weight[n] = weight[i];
-      n += weight[i] > 0;
-    }
-    const float bar = cut(n, p * total);
+    kernels.typical(x, vocab, peak, scale, center, key);
+    const float bar = cut(vocab, p * total);
+    kernels.typical(x, vocab, peak, scale, center, key);
     weigh(x, vocab, weight, nullptr);
-    for (int64_t i = 0; i < vocab; ++i)
-      if (!(typicality(i) >= bar)) weight[i] = 0;
+    return bar;
   }
 
   int64_t run(const SampleRow& row) {
     bool odd = false;
-    peak = kernels.peak(x, vocab, &odd);
+    peak = -std::numeric_limits<float>::infinity();
+    for (int64_t b = 0; b < blocks(); ++b) {
+      tops[b] = kernels.peak(x + b * kSampleBlock, length(b), &odd);
+      peak = std::max(peak, tops[b]);
+    }
     if (odd) return std::any_of(x, x + vocab, [](float v) { return std::isnan(v); }) ? kNothing : kInfinite;
     if (!(peak >= -kMost)) return kNothing;
     scale = std::min(1.0f / row.temperature, kMost);
@@ -114,19 +115,18 @@ struct Sampler {
       if (bar > least) least = static_cast<float>(bar);
     }
     const bool typical = row.typical_p < 1;
-    if (typical) typical_p(row.typical_p);
+    const float bar = typical ? typical_p(row.typical_p) : 0.0f;
     double total = 0;
     for (int64_t b = 0; b < blocks(); ++b) {
       const int64_t first = b * kSampleBlock;
-      double sum = 0;
-      if (typical)
-        for (int64_t i = first; i < first + length(b); ++i) sum += static_cast<double>(weight[i]);
-      else
-        sum = kernels.weigh(x + first, length(b), peak, scale, least, nullptr, nullptr);
-      total += sums[b] = sum;
+      sums[b] = typical ? kernels.above(key + first, weight + first, length(b), bar)
+                        : static_cast<double>(kernels.weigh(x + first, length(b), peak, scale, least, nullptr, nullptr));
+      total += sums[b];
     }
     const int64_t block = first_above(sums, blocks(), row.u * total), first = block * kSampleBlock;
     if (!typical) kernels.weigh(x + first, length(block), peak, scale, least, weight + first, nullptr);
+    for (int64_t i = first; typical && i < first + length(block); ++i)
+      if (key[i] < bar) weight[i] = 0;
     double inside = 0;
     for (int64_t i = 0; i < length(block); ++i) inside += static_cast<double>(weight[first + i]);
     return first + first_above(weight + first, length(block), row.again * inside);
@@ -156,7 +156,7 @@ const SampleKernels* sample_kernels(const std::string& isa) {
   return scalar_sample();
 }
 
-int64_t sample_scratch(int64_t vocab) { return (vocab + 64) / 16 * 16 * 12 + (vocab / kSampleBlock + 8) * 8; }
+int64_t sample_scratch(int64_t vocab) { return (vocab + 64) / 16 * 16 * 12 + (vocab / kSampleBlock + 8) * 12; }
 
 void Engine::sample(const float* logits, int64_t rows, int64_t vocab, const SampleRow* asked, int64_t* tokens) {
   const int64_t threads = team.size(), bytes = (sample_scratch(vocab) + 63) / 64 * 64, places = (vocab + 64) / 16 * 16;
@@ -164,9 +164,11 @@ void Engine::sample(const float* logits, int64_t rows, int64_t vocab, const Samp
   const SampleKernels& kernels = *sample_kernels(isa.name);
   team.run([&](int thread) {
     float* own = reinterpret_cast<float*>(tiles_.data() + thread * bytes);
+    double* sums = reinterpret_cast<double*>(own + 3 * places);
     for (int64_t r = thread; r < rows; r += threads) {
       Sampler sampler{kernels, *isa.kernels, logits + r * vocab, vocab, own, own + places,
-                      reinterpret_cast<int32_t*>(own + 2 * places), reinterpret_cast<double*>(own + 3 * places)};
+                      reinterpret_cast<int32_t*>(own + 2 * places), sums,
+                      reinterpret_cast<float*>(sums + vocab / kSampleBlock + 8)};
       tokens[r] = sampler.run(asked[r]);
     }
   });

@@ -23,6 +23,14 @@ struct SampleKernels {
   // Sum of w = exp((x - peak) * scale) over the values that are at least `least`; w of the others is 0. Where wanted,
   // out gets w and *moment the sum of w (x - peak) * scale. n of a few thousand at most: sums are fp32.
   float (*weigh)(const float* x, int64_t n, float peak, float scale, float least, float* out, float* moment);
+  // out = -|t - center|, t = (x - peak) * scale, at least -100.
+  void (*typical)(const float* x, int64_t n, float peak, float scale, float center, float* out);
+  void (*range)(const float* key, int64_t n, float* low, float* high);
+  // Sum of the weights whose keys are at least `bar`, in fp64 from sums of kSampleBlock.
+  double (*above)(const float* key, const float* weight, int64_t n, float bar);
+  // Keeps, in place and in order, the keys from `bar` on, or those below it, and their weights; returns how many. Up to 16
+  // places behind the kept ones are overwritten.
+  int64_t (*divide)(float* key, float* weight, int64_t n, float bar, bool upper);
 };
 
 const SampleKernels* scalar_sample();

@@ -5,6 +5,6 @@
 
 namespace ridgeline {
 
-const SampleKernels* avx2_sample() { return sample_table<Vec256>(); }
+const SampleKernels* avx2_sample() { return sample_table<Vec256>(divide_each); }
 
 }  // namespace ridgeline

@@ -5,6 +5,6 @@
 
 namespace ridgeline {
 
-const SampleKernels* scalar_sample() { return sample_table<Vec1>(); }
+const SampleKernels* scalar_sample() { return sample_table<Vec1>(divide_each); }
 
 }  // namespace ridgeline

@@ -64,7 +64,9 @@ class NativeTopHead:
     """The best tokens, exactly, without writing the logits. Of a split head few rows read the high nibbles, and those of the
     low ones that can matter, for as long as that pays."""
 
-    MOST_PRUNED = 1
+    # Gemma 3 270M, rows of running text: one row 3.6 against 7.3 ms whole, two 5.1 against 7.7 (10 % of the rows scored exactly),
+    # three 8.6 to 11 against 7.4 to 12: each row has doubtful tiles of its own.
+    MOST_PRUNED = 2
 
     def __init__(self, engine: Engine, linear: Linear, matrix: Matrix):
         self.engine, self.linear, self.matrix = engine, linear, matrix
