@@ -1,8 +1,13 @@
-// Engine over threads: products, an MLP and the pruned head give the same bits with any team, and write nowhere else.
+// Engine over threads: products, an MLP and the head's best rows give the same bits with any team, and write nowhere else;
+// tokens drawn from logits are those of plain loops.
 // Exits non-zero on failure; to be built with AddressSanitizer and UndefinedBehaviorSanitizer, see CMakeLists.txt.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <limits>
+#include <numeric>
 #include <random>
 
 #include "../blocks.h"
@@ -96,11 +101,115 @@ void test_head(const Isa& isa) {
     }
 }
 
+// The k best and the scores of touched rows, pruned and whole, against plain loops over the products.
+void test_top(const Isa& isa) {
+  const int64_t most = 6, capacity = 128;
+  for (const int64_t rows : {1, 17, 1003})
+    for (const bool halves : {false, true}) {
+      if (halves && !isa.kernels->head_bounds) continue;
+      const int64_t cols = 96;
+      const Linear linear{matrix(rows, cols, 5, halves), {}, Precision::i8};
+      const std::vector<float> x = noise(most * cols, 7);
+      std::vector<float> scores(static_cast<size_t>(most * rows));
+      Engine(isa, 1).run(linear, x.data(), most, scores.data(), rows);
+      for (const int threads : {1, 2, 5})
+        for (int64_t m = 1; m <= most; ++m)
+          for (const int64_t step : {int64_t{1}, int64_t{3}, rows + 1}) {       // every row touched, every third, none
+            std::vector<int64_t> k, offsets{0}, touched;
+            for (int64_t r = 0; r < m; ++r) {
+              k.push_back((13 * r + m) % (kMostTop + 1));
+              for (int64_t t = r; t < rows && step <= rows; t += step) touched.push_back(t);
+              offsets.push_back(static_cast<int64_t>(touched.size()));
+            }
+            std::vector<float> apart(touched.size()), values(static_cast<size_t>(m * capacity));
+            std::vector<int64_t> ids(values.size()), counts(static_cast<size_t>(m));
+            const TopQuery query{k.data(), offsets.data(), touched.data(), apart.data(), capacity, ids.data(), values.data(),
+                                 counts.data(), halves};
+            Engine(isa, threads).top(linear, x.data(), m, query);
+            bool good = true;
+            for (int64_t r = 0; r < m; ++r) {
+              const float* row = scores.data() + r * rows;
+              std::vector<float> rest;
+              const auto apart_of = [&](int64_t t) { return step <= rows && t >= r && (t - r) % step == 0; };
+              for (int64_t t = 0; t < rows; ++t)
+                if (!apart_of(t)) rest.push_back(row[t]);
+              std::sort(rest.begin(), rest.end(), std::greater<>());
+              const size_t n = std::min(rest.size(), static_cast<size_t>(k[static_cast<size_t>(r)]));
+              int64_t at = 0;
+              for (int64_t t = 0; t < rows; ++t)
+                if (n && !apart_of(t) && row[t] >= rest[n - 1]) {
+                  const size_t place = static_cast<size_t>(r * capacity + at++);
+                  good &= ids[place] == t && values[place] == row[t];
+                }
+              good &= counts[static_cast<size_t>(r)] == at;
+              for (int64_t i = offsets[static_cast<size_t>(r)]; i < offsets[static_cast<size_t>(r) + 1]; ++i)
+                good &= apart[static_cast<size_t>(i)] == row[touched[static_cast<size_t>(i)]];
+            }
+            check(good, isa.name, "the best rows", threads);
+          }
+    }
+}
+
+// The token that a row's numbers pick, by sorting it and in fp64.
+int64_t picked(const std::vector<float>& x, const SampleRow& row) {
+  const size_t n = x.size();
+  const float peak = *std::max_element(x.begin(), x.end());
+  std::vector<double> w(n);
+  for (size_t i = 0; i < n; ++i) w[i] = std::exp(static_cast<double>(x[i] - peak) / static_cast<double>(row.temperature));
+  std::vector<size_t> order(n);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return x[a] > x[b]; });
+  const size_t k = row.top_k ? std::min(n, static_cast<size_t>(row.top_k)) : n;
+  for (size_t i = k; i < n; ++i) w[order[i]] = 0;
+  const double goal = row.top_p * std::accumulate(w.begin(), w.end(), 0.0);
+  double sum = 0;
+  for (const size_t i : order) {
+    if (row.top_p < 1 && sum >= goal) w[i] = 0;
+    sum += w[i];
+  }
+  const auto above = [&](size_t first, size_t last, size_t step, double u) {       // which group of `step` weights
+    const double target = u * std::accumulate(w.begin() + static_cast<int64_t>(first), w.begin() + static_cast<int64_t>(last), 0.0);
+    double upto = 0;
+    for (size_t i = first; i < last; ++i)
+      if ((upto += w[i]) > target) return i / step;
+    return last - 1;
+  };
+  const size_t block = above(0, n, kSampleBlock, row.u), first = block * kSampleBlock;
+  return static_cast<int64_t>(above(first, std::min(n, first + kSampleBlock), 1, row.again));
+}
+
+void test_sample(const Isa& isa) {
+  const SampleRow settings[] = {{1, 0, 1, 0, 1, 0, 0}, {0.7f, 0, 0.8, 0, 1, 0, 0}, {1, 2, 1, 0, 1, 0, 0}, {1.5f, 70, 0.6, 0, 1, 0, 0}};
+  for (const int64_t vocab : {1, 2, 31, 513, 1500}) {
+    int wrong = 0;
+    for (const SampleRow& setting : settings)
+      for (int turn = 0; turn < 40; ++turn) {
+        SampleRow row = setting;
+        row.u = 0.025 * turn, row.again = std::fmod(0.618 * turn, 1.0);
+        std::vector<float> x = noise(vocab, static_cast<unsigned>(turn));
+        for (float& a : x) a *= 3;
+        int64_t token = -5;
+        Engine(isa, 1).sample(x.data(), 1, vocab, &row, &token);
+        wrong += token != picked(x, row);
+      }
+    check(wrong <= 1, isa.name, "tokens drawn from logits", 1);        // rounding decides where two tokens meet
+    std::vector<float> x(static_cast<size_t>(2 * vocab), -1.0f);
+    x[0] = -std::numeric_limits<float>::infinity(), x[static_cast<size_t>(vocab)] = std::nanf("");
+    const SampleRow typical[] = {{1, 0, 0.9, 0.1, 0.9, 0.5, 0.5}, {1, 0, 0.9, 0.1, 0.9, 0.5, 0.5}};
+    int64_t tokens[2];
+    Engine(isa, 2).sample(x.data(), 2, vocab, typical, tokens);
+    check((vocab > 1 ? tokens[0] > 0 && tokens[0] < vocab : tokens[0] == kNothing) && tokens[1] == kNothing, isa.name,
+          "masked tokens are never drawn", 2);
+  }
+}
+
 }  // namespace
 
 int main() {
   for (const Isa& isa : available()) {
     test_mlp(isa);
+    test_top(isa);
+    test_sample(isa);
     if (isa.kernels->head_bounds) test_head(isa);          // the others never split a matrix
     std::printf("%s: %d failures\n", isa.name, failures);
   }

@@ -155,8 +155,11 @@ PROMPTS = [tokens(n, n, VOCAB) for n in (40, 3, 17, 64, 9)]
 
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
-                                    SamplingParams(temperature=0.9, seed=5, max_tokens=24, ignore_eos=True)],
-                         ids=["greedy", "seeded"])
+                                    SamplingParams(temperature=0.9, seed=5, max_tokens=24, ignore_eos=True),
+                                    SamplingParams(top_k=20, top_p=0.95, seed=5, repetition_penalty=1.2, min_tokens=30,
+                                                   max_tokens=40),
+                                    SamplingParams(temperature=0, presence_penalty=0.7, max_tokens=24, ignore_eos=True)],
+                         ids=["greedy", "seeded", "top-k", "penalised"])
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 def test_tokens_are_the_same_alone_in_batches_and_under_speculation(text_model: Path, params: SamplingParams, kv: str) -> None:
     """int8: pages that are copied and rows that are moved take their scales along."""
@@ -168,6 +171,31 @@ def test_tokens_are_the_same_alone_in_batches_and_under_speculation(text_model: 
                     {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
                     {"speculative_config": {"method": "lookup_tree", "num_speculative_tokens": 4}}):
         assert generate(text_model, PROMPTS, params, kv_cache_dtype=kv, **options) == together, options
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 20, "seed": 5}, {"top_k": 30, "top_p": 0.9, "logit_bias": {7: 3.0}, "seed": 1},
+                                    {"temperature": 0.0, "repetition_penalty": 1.4},
+                                    {"temperature": 0.0, "allowed_token_ids": list(range(3, 40, 2))}])
+def test_asking_for_log_probabilities_changes_no_token(text_model: Path, fields: dict[str, Any]) -> None:
+    """With them all logits are computed, without them the few that matter."""
+    plain, told = (SamplingParams(max_tokens=16, ignore_eos=True, logprobs=n, **fields) for n in (None, 2))
+    assert generate(text_model, PROMPTS, plain) == generate(text_model, PROMPTS, told)
+
+
+def test_rows_of_the_head_are_counted(text_model: Path) -> None:
+    llm = LLM(text_model, backend="native", quantization="int8", threads=1, num_pages=64)
+    vocab = llm.engine.vocab_size
+
+    def counted(**fields: Any) -> tuple[int, int]:
+        before = llm.stats.head_rows, llm.stats.head_rows_scored
+        llm.generate([{"prompt_token_ids": PROMPTS[0]}], SamplingParams(max_tokens=5, ignore_eos=True, **fields))
+        return llm.stats.head_rows - before[0], llm.stats.head_rows_scored - before[1]
+
+    assert counted() == (5 * vocab, 5 * vocab)
+    rows, scored = counted(temperature=0, allowed_token_ids=[3])
+    assert rows == 5 * vocab and scored <= 5 * 16
+    rows, scored = counted(temperature=0)
+    assert rows == 5 * vocab and 0 < scored <= rows
 
 
 def test_a_native_draft_model_changes_no_greedy_token(text_model: Path, tmp_path: Path) -> None:
