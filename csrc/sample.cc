@@ -70,7 +70,10 @@ struct Sampler {
       bar = std::max(bar, key[k - 1]);
     }
     const int64_t n = collect(bar);
-    if (n <= k) return;
+    if (n <= k) {
+      least = bar;
+      return;
+    }
     std::fill_n(weight, n, 1.0f);
     least = cut(n, static_cast<double>(k));
   }

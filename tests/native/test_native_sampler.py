@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 ISA = pytest.mark.parametrize("isa", _native.available())
 SETTINGS = [dict(zip(("temperature", "top_k", "top_p", "min_p", "typical_p"), values)) for values in itertools.product(
-    (1.0, 0.6), (0, 70, 10**6), (1.0, 0.83, 0.31), (0.0, 0.07), (1.0, 0.77))]
+    (1.0, 0.6), (0, 2, 70, 10**6), (1.0, 0.83, 0.31), (0.0, 0.07), (1.0, 0.77))]
 
 
 def head_of(isa: str, threads: int = 2) -> NativeTopHead:

@@ -104,19 +104,23 @@ class Apart:
 
     def merge(self, found: Candidates, scores: Tensor, wanted: Sequence[int]) -> Candidates:
         """Candidates among the untouched tokens and processed scores of the touched ones (N,) -> the `wanted` best of both."""
-        ids, values, known = found.ids.clone(), found.scores.clone(), found.known.clone()
-        for i, k in enumerate(wanted):
-            own = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
-            if own.start == own.stop or not known[i]:
-                continue
-            row_ids = np.concatenate([ids[i].numpy(), self.ids[own]])
-            row_values = np.concatenate([values[i].numpy(), scores[own].numpy()])
-            if len(row_values) > k:
-                row_values[row_values < -np.partition(-row_values, k - 1)[k - 1]] = -np.inf
-            kept = (row_values > -np.inf).nonzero()[0]
-            known[i] = 0 < len(kept) <= CAPACITY
-            order = kept[row_ids[kept].argsort()][:CAPACITY]
-            ids[i], values[i] = -1, -torch.inf
-            ids[i, :len(order)] = torch.from_numpy(row_ids[order])
-            values[i, :len(order)] = torch.from_numpy(row_values[order])
-        return Candidates(ids, values, known)
+        count, sizes = len(wanted), np.diff(self.offsets)
+        width = CAPACITY + int(sizes.max(initial=0))
+        ids, values = np.full((count, width), -1), np.full((count, width), -np.inf, dtype=np.float32)
+        ids[:, :CAPACITY], values[:, :CAPACITY] = found.ids.numpy(), found.scores.numpy()
+        row = np.repeat(np.arange(count), sizes)  # (N,)
+        place = CAPACITY + np.arange(len(row)) - self.offsets[row]  # (N,)
+        ids[row, place], values[row, place] = self.ids, scores.numpy()
+        last = np.asarray(wanted) - 1  # (R,)
+        ranked = np.partition(-values, np.unique(last), axis=-1)  # (R, width), those places as if sorted
+        kth = -ranked[np.arange(count), last][:, None]  # (R, 1)
+        row, column = ((values >= kth) & (values > -np.inf)).nonzero()  # (n,) each
+        order = (row * self.vocab + ids[row, column]).argsort()
+        row, column = row[order], column[order]
+        sizes = np.bincount(row, minlength=count)  # (R,)
+        place = np.arange(len(row)) - (sizes.cumsum() - sizes)[row]  # (n,)
+        row, column, place = (index[place < CAPACITY] for index in (row, column, place))
+        best, best_values = np.full((count, CAPACITY), -1), np.full((count, CAPACITY), -np.inf, dtype=np.float32)
+        best[row, place], best_values[row, place] = ids[row, column], values[row, column]
+        known = found.known & torch.from_numpy((sizes > 0) & (sizes <= CAPACITY))
+        return Candidates(torch.from_numpy(best), torch.from_numpy(best_values), known)
