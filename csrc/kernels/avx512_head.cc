@@ -151,7 +151,8 @@ int64_t collect(const float* x, int64_t n, int64_t offset, float least, float* s
     if (!hit) continue;
     // Compressed in a register: compressing into memory is microcoded on Zen 4.
     _mm512_storeu_ps(scores + found, _mm512_maskz_compress_ps(hit, v));
-    _mm512_storeu_si512(ids + found, _mm512_maskz_compress_epi32(hit, _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(offset + i)))));
+    const __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(offset + i)));
+    _mm512_storeu_si512(ids + found, _mm512_maskz_compress_epi32(hit, places));
     found += __builtin_popcount(hit);
   }
   if (bad) *broken = true;
