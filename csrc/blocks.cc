@@ -209,6 +209,7 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
       const bool is_q = h < block.heads, is_k = !is_q && h < block.heads + block.kv_heads;
       if (block.norm_heads && (is_q || is_k)) normalise(is_q ? block.q_norm : block.k_norm, head, d, head);
       if (block.half && (is_q || is_k)) isa.attention->rope(head, cos + t * block.half, sin + t * block.half, block.half);
+      if (kv.type == KvType::i8 && (is_q || is_k)) isa.attention->hadamard(head, d);
       if (is_q) continue;
       const int64_t kv_head = is_k ? h - block.heads : h - block.heads - block.kv_heads;
       const int64_t page = batch.slots[t] / batch.page_size, offset = batch.slots[t] % batch.page_size;

@@ -11,7 +11,7 @@ const AttentionKernels* avx2_attention() {
   static const AttentionKernels table{
       "avx2", false,
       rms_norm<S, false>, rms_norm<S, true>, layer_norm<S, false>, layer_norm<S, true>,
-      rope<S>, act_mul<S>, store_kv<S>,
+      rope<S>, hadamard<S>, act_mul<S>, store_kv<S>,
       part<S, false>, combine<S>, whole<S, false>};
   return &table;
 }

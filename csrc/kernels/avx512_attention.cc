@@ -12,7 +12,7 @@ template <bool Dot> const AttentionKernels* table_with() {
   static const AttentionKernels table{
       Dot ? "avx512-bf16" : "avx512", Dot,
       rms_norm<S, false>, rms_norm<S, true>, layer_norm<S, false>, layer_norm<S, true>,
-      rope<S>, act_mul<S>, store_kv<S>,
+      rope<S>, hadamard<S>, act_mul<S>, store_kv<S>,
       part<S, Dot>, combine<S>, whole<S, Dot>};
   return &table;
 }

@@ -94,7 +94,7 @@ const AttentionKernels* scalar_attention() {
   static const AttentionKernels table{
       "scalar", false,
       rms_norm<S, false>, rms_norm<S, true>, layer_norm<S, false>, layer_norm<S, true>,
-      rope<S>, act_mul<S>, store_kv<S>,
+      rope<S>, hadamard<S>, act_mul<S>, store_kv<S>,
       part, combine<S>, whole};
   return &table;
 }

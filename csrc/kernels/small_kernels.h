@@ -78,6 +78,26 @@ template <class S> void rope(float* head, const float* cos, const float* sin, in
   });
 }
 
+// Blocks of the largest power of two that divides n, times a Hadamard matrix over the root of its size. Butterflies of
+// ascending strides: the same roundings for every vector type.
+template <class S> void hadamard(float* x, int64_t n) {
+  using F = typename S::F;
+  const int64_t size = n & -n;
+  const F factor = S::set1(1.0f / S::root(static_cast<float>(size)));
+  each<S>(n, [&](int64_t i, int count) {
+    F a = get<S>(x + i, count);
+    for (int h = 1; h < S::kLanes && h < size; h *= 2) a = S::butterfly(a, h);
+    put<S>(x + i, size <= S::kLanes ? S::mul(a, factor) : a, count);
+  });
+  for (int64_t h = S::kLanes; h < size; h *= 2)
+    for (int64_t base = 0; base < n; base += 2 * h)
+      for (int64_t i = base; i < base + h; i += S::kLanes) {
+        const F a = S::load(x + i), b = S::load(x + i + h), sum = S::add(a, b), rest = S::sub(a, b);
+        S::store(x + i, 2 * h == size ? S::mul(sum, factor) : sum);
+        S::store(x + i + h, 2 * h == size ? S::mul(rest, factor) : rest);
+      }
+}
+
 template <class S, Act A> void act_rows(const float* gate, const float* up, int64_t n, float* out) {
   each<S>(n, [&](int64_t i, int count) {
     typename S::F y = act_of<S, A>(get<S>(gate + i, count));

@@ -68,6 +68,7 @@ struct Vec1 {
   static F pow2(F n) { return n == n ? bits_float(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23) : n; }
   static F zero_where_less(F a, F x, F low) { return x < low ? 0.0f : a; }
   static F select_less(F a, F b, F yes, F no) { return a < b ? yes : no; }
+  static F butterfly(F a, int) { return a; }
   static float lane0(F a) { return a; }
   static float sum(F a) { return a; }
   static float top(F a) { return a; }

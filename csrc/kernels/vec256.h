@@ -83,6 +83,14 @@ struct Vec256 {
     const __m256i m = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(mask >> (8 * vector) & 255)), bit);
     return _mm256_blendv_ps(no, yes, floats(_mm256_cmpeq_epi32(m, bit)));
   }
+  static F butterfly(F a, int h) {   // lane i: lanes i and i ^ h added, or where i has the bit h subtracted
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), bit = _mm256_and_si256(lane, _mm256_set1_epi32(h));
+    const __m256i plus = _mm256_cmpeq_epi32(bit, _mm256_setzero_si256());
+    const F minus = _mm256_andnot_ps(floats(plus), set1(-0.0f));
+    const F other = h == 1 ? _mm256_permute_ps(a, 0xb1) : h == 2 ? _mm256_permute_ps(a, 0x4e)
+                                                                 : _mm256_permute2f128_ps(a, a, 1);
+    return add(other, _mm256_xor_ps(a, minus));
+  }
   static float lane0(F a) { return _mm256_cvtss_f32(a); }
   static float sum(F a) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

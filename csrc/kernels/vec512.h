@@ -73,6 +73,15 @@ struct Vec512 {
   static F where(uint64_t mask, int vector, F yes, F no) {   // lanes of the vector-th 16 bits
     return _mm512_mask_mov_ps(no, static_cast<__mmask16>(mask >> (16 * vector)), yes);
   }
+  static F butterfly(F a, int h) {   // lane i: lanes i and i ^ h added, or where i has the bit h subtracted
+    switch (h) {
+      case 1: return plus_minus<0xaaaa>(_mm512_permute_ps(a, 0xb1), a);
+      case 2: return plus_minus<0xcccc>(_mm512_permute_ps(a, 0x4e), a);
+      case 4: return plus_minus<0xf0f0>(_mm512_shuffle_f32x4(a, a, 0xb1), a);
+      default: return plus_minus<0xff00>(_mm512_shuffle_f32x4(a, a, 0x4e), a);
+    }
+  }
+  template <unsigned kMinus> static F plus_minus(F a, F b) { return _mm512_mask_sub_ps(_mm512_add_ps(a, b), kMinus, a, b); }
   static float lane0(F a) { return _mm512_cvtss_f32(a); }
   static float sum(F a) { return _mm512_reduce_add_ps(a); }
   static float top(F a) { return _mm512_reduce_max_ps(a); }

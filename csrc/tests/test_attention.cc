@@ -83,6 +83,27 @@ void test_rope(const AttentionKernels& k) {
   }
 }
 
+void test_hadamard(const AttentionKernels& k) {
+  for (const int64_t n : {1, 2, 7, 20, 24, 64, 80, 96, 128, 256, 512}) {
+    auto x = noise(static_cast<size_t>(n), 21);
+    const int64_t size = n & -n;
+    std::vector<double> want;
+    for (int64_t i = 0; i < n; ++i) {
+      double sum = 0;
+      for (int64_t j = 0; j < size; ++j)
+        sum += (__builtin_popcountll(static_cast<uint64_t>(i % size & j)) % 2 ? -1 : 1) *
+            static_cast<double>(x[static_cast<size_t>(i / size * size + j)]);
+      want.push_back(sum / std::sqrt(static_cast<double>(size)));
+    }
+    auto twin = x;
+    k.hadamard(x.data(), n);
+    const double e = difference(x, want, 1);
+    check(e < 1e-6, k.name, "hadamard " + std::to_string(n), e);
+    scalar_attention()->hadamard(twin.data(), n);
+    check(twin == x, k.name, "hadamard equals the scalar twin's bits");
+  }
+}
+
 void test_activations(const AttentionKernels& k) {
   std::vector<float> x;
   for (float a = -30; a < 30; a += 0.00137f) x.push_back(a);
@@ -269,6 +290,7 @@ int main() {
   for (const AttentionKernels* k : tables) {
     test_norms(*k);
     test_rope(*k);
+    test_hadamard(*k);
     test_activations(*k);
     test_store(*k);
     test_attention(*k);

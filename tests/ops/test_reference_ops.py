@@ -199,6 +199,18 @@ def test_write_kv_in_eight_bits():
     assert (scales[0] != 0).sum() == 5 * 2 - 1
 
 
+@pytest.mark.parametrize("d", [1, 7, 20, 64, 96])
+def test_hadamard_keeps_products_and_spreads_a_single_dimension(d):
+    q, k = randn(3, 2, d), randn(3, 2, d, seed=1)
+    torch.testing.assert_close((reference.hadamard(q) * reference.hadamard(k)).sum(-1), (q * k).sum(-1), atol=1e-12, rtol=0)
+    one = torch.zeros(d, dtype=torch.float64)
+    one[-1] = 1
+    size = d & -d
+    found = reference.hadamard(one)
+    assert not found[:-size].any() and torch.allclose(found[-size:].abs(), torch.full((size,), size ** -0.5).double())
+    assert reference.hadamard(q.bfloat16()).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_paged_attention_over_eight_bits(implementation):
     """As over the same keys and values dequantised before; scales of slots nobody owns may be anything finite."""

@@ -68,6 +68,8 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, batch: Batch, state: CacheVie
         return ops.ragged_attention(q, k, v, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
     k_pages, v_pages = state.kv(layer)
     scales = state.scales(layer)
+    if scales is not None:
+        q, k = ops.hadamard(q), ops.hadamard(k)
     ops.write_kv(k_pages, v_pages, k, v, batch, scales)
     return grouped.paged_attention(q, k_pages, v_pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks,
                                    scales=scales)

@@ -52,6 +52,19 @@ def write_kv(k_pages: Tensor, v_pages: Tensor, k: Tensor, v: Tensor, batch: Batc
         pages[page, :, offset] = (x * inverse[..., None]).round().clamp(-127, 127).to(torch.int8)
 
 
+def hadamard(x: Tensor) -> Tensor:
+    """Blocks of the last dimension, as large as the largest power of two that divides it, times a Hadamard matrix over the
+    root of its size. Queries and keys of an int8 cache go through it: their products stay, and a key's few large dimensions
+    do not coarsen the others (arXiv 2404.00456)."""
+    size, h = x.shape[-1] & -x.shape[-1], 1
+    y = x if x.dtype == torch.float64 else x.float()
+    while h < size:
+        a, b = y.unflatten(-1, (-1, 2, h)).unbind(-2)                                    # (..., d / 2h, h)
+        y = torch.stack([a + b, a - b], -2).flatten(-3)
+        h *= 2
+    return (y * size ** -0.5).to(x.dtype)
+
+
 def dequantise_kv(x: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Rows of K or V as they were read from the cache, (..., d) with scales (...), in the dtype of the computation."""
     return x if scales is None else (x * scales[..., None]).to(dtype)
