@@ -42,8 +42,8 @@ struct AttentionTask {
   const int64_t* position;
   const uint64_t* ancestors;   // (tokens, words) bits over the run's tokens, words = ceil(tokens / 64); or null
   // bf16 or int8 cache, where the kernels have bf16_dot and d and dv are multiples of 32 (int8: 64): queries and
-  // weights rounded to bf16, 1.75 times the speed where arithmetic binds. A model must keep one choice, or a prefix hit
-  // would differ from a miss.
+  // weights rounded to bf16, 1.75 times the speed where arithmetic binds; beside int8 to 16-bit integers with a scale a
+  // row. A model must keep one choice, or a prefix hit would differ from a miss.
   bool bf16_dot;
   KvType type;
   const void* k;               // this KV head's rows in page 0: row j of page p is at k + p * k_page + j * d elements

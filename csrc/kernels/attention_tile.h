@@ -16,13 +16,18 @@ namespace {
 
 constexpr int kRows = 6;   // query rows of a register tile
 
-// Dot: bf16 or int8 keys and values multiplied as bf16 pairs with bf16 queries and weights. Two dimensions make one
-// "column" of q and keys, and the accumulators of 32 (int8: 64) dimensions are shuffled until the end of a chunk.
+// Dot: bf16 keys and values multiplied as bf16 pairs with bf16 queries and weights. Two dimensions make one "column" of q
+// and keys, and the accumulators of 32 dimensions are shuffled until the end of a chunk.
+// Dot of int8 keys and values: integers throughout a step, by VNNI. A query is rounded to 16 bits with a scale a row, the
+// weights (times the values' scales) to 16 bits with a scale a row and step; both enter as a high and a low byte, a
+// query with 32768 added, which times the sum of the key is taken off again. Sums are exact, so their order is free. Four
+// dimensions make one column of keys; q has two columns for it, high and low.
 template <class S, class T, bool Dot>
 struct Tile {
   using F = typename S::F;
   static constexpr int kL = S::kLanes, kVectors = static_cast<int>(kStep) / kL;
   static constexpr float kNone = -__builtin_inff();
+  static constexpr bool kInt = Dot && __is_same(T, int8_t), kPairs = Dot && !kInt;
 
   const AttentionTask& task;
   Visibility visible;
@@ -35,6 +40,8 @@ struct Tile {
   int64_t columns;                 // of q and keys: dimensions, or pairs of them
   int64_t half;                    // even columns: they come first
   float k_scale[kStep], v_scale[kStep];
+  float q_scale[kRowTile], weight_scale[kRowTile];
+  alignas(64) float key_sum[kStep];   // int32: the sum of each key's dimensions
   uint64_t seen[kRowTile];         // visible keys of each row in this step
 
   Tile(const AttentionTask& t, float* scratch) : task(t), visible(t), dvp(padded16(t.dv)), now(buffer), next(buffer),
@@ -62,7 +69,23 @@ struct Tile {
       for (int64_t r = 0; r < n; ++r) {
         const float* from = task.q + token(a + r) * task.q_token + head(a + r) * task.q_head;
         float* to = q + a * columns + r;
-        if constexpr (Dot) {
+        if constexpr (kInt) {
+          const F scale = S::set1(task.scale);
+          F top = S::zero();
+          for (int64_t i = 0; i < task.d; i += kL) top = S::max(S::abs(S::mul(S::load(from + i), scale)), top);
+          const float most = S::top(top);
+          q_scale[a + r] = most / 32767.0f;
+          const F inverse = S::set1(most > 1e-30f ? 32767.0f / most : 0.0f);
+          alignas(64) float high[kL / 4], low[kL / 4];
+          for (int64_t i = 0; i < task.d; i += kL) {
+            S::store_bytes(reinterpret_cast<uint8_t*>(high), reinterpret_cast<uint8_t*>(low),
+                           S::mul(S::mul(S::load(from + i), scale), inverse), 32768);
+            for (int64_t j = 0; j < kL / 4; ++j) {
+              to[(i / 4 + j) * 2 * n] = high[j];
+              to[((i / 4 + j) * 2 + 1) * n] = low[j];
+            }
+          }
+        } else if constexpr (Dot) {
           const F scale = S::set1(task.scale);
           float pairs[kL];
           for (int64_t i = 0; i < task.d; i += 2 * kL) {
@@ -137,7 +160,7 @@ struct Tile {
       }
       if constexpr (Dot) return;
     }
-    if constexpr (Dot && __is_same(T, int8_t)) {   // four dimensions a lane
+    if constexpr (kInt) {   // four dimensions a lane, in `even` alone
       for (; i < task.d; i += 4 * kL) {
 #pragma GCC unroll 16
         for (int j = 0; j < kL; ++j) {
@@ -146,7 +169,7 @@ struct Tile {
         }
         S::transpose(r);
 #pragma GCC unroll 16
-        for (int j = 0; j < kL; ++j) body((i >> 2) + j, S::to_pairs(r[j], 0), S::to_pairs(r[j], 1), true);
+        for (int j = 0; j < kL; ++j) body((i >> 2) + j, r[j], r[j], false);
       }
       return;
     }
@@ -169,6 +192,16 @@ struct Tile {
   }
 
   template <bool Ahead> void transpose_keys(int c) {   // keys[slot(i) * 64 + c ..] = column i
+    if constexpr (kInt) {
+      const F one = S::set1_int(0x01010101);
+      F sum = S::zero_int();
+      each_pair<Ahead>(c, [&](int64_t h, F four, F, bool) {
+        S::store(keys + h * kStep + c, four);
+        sum = S::dot4(sum, one, four);
+      });
+      S::store(key_sum + c, sum);
+      return;
+    }
     each_pair<Ahead>(c, [&](int64_t h, F even, F odd, bool has_odd) {
       S::store(keys + h * kStep + c, even);
       if (has_odd) S::store(keys + (half + h) * kStep + c, odd);
@@ -176,7 +209,7 @@ struct Tile {
   }
 
   static F product(F x, F y, F sum) {
-    if constexpr (Dot) return S::dot(sum, x, y);
+    if constexpr (kPairs) return S::dot(sum, x, y);
     else return S::fma(x, y, sum);
   }
 
@@ -195,6 +228,51 @@ struct Tile {
     });
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) S::store(scores + r * kStep + c, S::add(s[r], t[r]));
+  }
+
+  // The same by integers.
+  template <int R, bool Ahead> void int_dots_in_registers(int64_t row, const float* rows_of_q, int c) {
+    F high[R], low[R], sum = S::zero_int();
+    const F one = S::set1_int(0x01010101);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) high[r] = low[r] = S::zero_int();
+    each_pair<Ahead>(c, [&](int64_t h, F four, F, bool) {
+      sum = S::dot4(sum, one, four);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        high[r] = S::dot4(high[r], S::set1(rows_of_q[h * 2 * R + r]), four);
+        low[r] = S::dot4(low[r], S::set1(rows_of_q[h * 2 * R + R + r]), four);
+      }
+    });
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store_score(row + r, scores + r * kStep + c, high[r], low[r], sum);
+  }
+  void store_score(int64_t row, float* to, F high, F low, F sum) {
+    S::store(to, S::mul(S::to_floats(S::minus_high_bit(S::joined(high, low), sum)), S::set1(q_scale[row])));
+  }
+  template <int R, int V> void int_dots(int64_t row, const float* rows_of_q, int c) {   // V <= 2: of both parts
+    F high[R][V], low[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) high[r][v] = low[r][v] = S::zero_int();
+    const float* k = keys + c;
+    for (int64_t i = 0; i < task.d / 4; ++i, k += kStep, rows_of_q += 2 * R) {
+      F x[V];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) x[v] = S::load(k + v * kL);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F a = S::set1(rows_of_q[r]), b = S::set1(rows_of_q[R + r]);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) high[r][v] = S::dot4(high[r][v], a, x[v]), low[r][v] = S::dot4(low[r][v], b, x[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v)
+        store_score(row + r, scores + r * kStep + c + v * kL, high[r][v], low[r][v], S::load(key_sum + c + v * kL));
   }
 
   template <int R, int V> static void chain(F (&s)[R][V], const float* rows_of_q, const float* k, int64_t count) {
@@ -257,17 +335,29 @@ struct Tile {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       x[v] = exp_of<S>(S::sub(x[v], shift));
-      if constexpr (!Dot || __is_same(T, int8_t)) sum = S::add(sum, x[v]);
+      if constexpr (!kPairs) sum = S::add(sum, x[v]);
       if constexpr (__is_same(T, int8_t)) x[v] = S::mul(x[v], S::load(v_scale + v * kL));
       if constexpr (!Dot) S::store(s + v * kL, x[v]);
     }
-    if constexpr (Dot) {   // bf16: what is summed is what is multiplied, so that the weights still add up to 1
+    if constexpr (kPairs) {   // what is summed is what is multiplied, so that the weights still add up to 1
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; v += 2) {
         const F pairs = S::pack(x[v], x[v + 1]);
-        if constexpr (__is_same(T, Bf16)) sum = S::add(sum, S::add(S::lower_bf16(pairs), S::upper_bf16(pairs)));
+        sum = S::add(sum, S::add(S::lower_bf16(pairs), S::upper_bf16(pairs)));
         S::store(s + v / 2 * kL, pairs);
       }
+    }
+    if constexpr (kInt) {   // 64 high bytes, 64 low ones
+      F most = x[0];
+#pragma GCC unroll 8
+      for (int v = 1; v < kVectors; ++v) most = S::max(most, x[v]);
+      const float largest = S::top(most);
+      weight_scale[row] = largest / 65535.0f;
+      const F inverse = S::set1(largest > 1e-30f ? 65535.0f / largest : 0.0f);
+      auto* bytes = reinterpret_cast<uint8_t*>(s);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v)
+        S::store_bytes(bytes + v * kL, bytes + kStep + v * kL, S::mul(x[v], inverse), 0);
     }
     const float c = peak == old ? 1.0f : S::lane0(exp_of<S>(S::sub(S::set1(old), shift)));
     m[row] = peak;
@@ -326,14 +416,8 @@ struct Tile {
           _mm_prefetch(reinterpret_cast<const char*>(next->v[2 * j + 1] + i) + line, _MM_HINT_T1);
         }
       }
-      if constexpr (__is_same(T, int8_t)) {
-        const F a8 = S::raw(one), b8 = S::raw(two);
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) x[v] = S::to_pairs(S::interleave_bytes(a8, b8, v / 2), v % 2);
-      } else {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v += 2) S::interleave(S::raw(one + v * kL), S::raw(two + v * kL), x[v], x[v + 1]);
-      }
+      for (int v = 0; v < V; v += 2) S::interleave(S::raw(one + v * kL), S::raw(two + v * kL), x[v], x[v + 1]);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const F w = S::set1(scores[r * kStep + j]);
@@ -347,11 +431,52 @@ struct Tile {
       for (int v = 0; v < V; ++v) S::store(acc + (row + r) * dvp + i + v * kL, s[r][v]);
   }
 
+  // The same by integers for V (2 or 4) quarters of 64 dimensions, from quarter `part`, and four keys at a time.
+  template <int R, int V, bool Ahead> void int_values(int64_t row, int64_t i, int part, int a, int b) {
+    F high[R][V], low[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) high[r][v] = low[r][v] = S::zero_int();
+    for (int j = a / 4; j < (b + 3) / 4; ++j) {
+      const T* const* from = now->v + 4 * j;
+      if (Ahead) {
+#pragma GCC unroll 4
+        for (int e = 0; e < 4; ++e) _mm_prefetch(reinterpret_cast<const char*>(next->v[4 * j + e] + i), _MM_HINT_T1);
+      }
+      const F one = S::raw(from[0] + i), two = S::raw(from[1] + i), three = S::raw(from[2] + i), four = S::raw(from[3] + i);
+      F x[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v += 2) S::interleave4(one, two, three, four, (part + v) / 2, x[v], x[v + 1]);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F h = S::set1(scores[r * kStep + j]), l = S::set1(scores[r * kStep + kL + j]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) high[r][v] = S::dot4(high[r][v], h, x[v]), low[r][v] = S::dot4(low[r][v], l, x[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F scale = S::set1(weight_scale[row + r]), old = S::set1(correction[row + r]);
+      float* to = acc + (row + r) * dvp + i + part * kL;
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v)
+        S::store(to + v * kL, S::fma(S::to_floats(S::joined(high[r][v], low[r][v])), scale, S::mul(S::load(to + v * kL), old)));
+    }
+  }
+
   template <int R, bool Ahead> void group_step(int64_t row, uint64_t any) {
     const int a = __builtin_ctzll(any), b = 64 - __builtin_clzll(any);   // keys a .. b - 1
     constexpr int kWide = S::kKeys * kL;
     const float* mine = q + row * columns;
-    if (R <= S::kFused && groups == 1) {
+    if constexpr (kInt) {
+      if (groups == 1) {
+        for (int c = a / kL * kL; c < b; c += kL) int_dots_in_registers<R, Ahead>(row, mine, c);
+      } else {
+        constexpr int kTwo = R <= 6 ? 2 : 1;
+        for (int c = a / (kTwo * kL) * (kTwo * kL); c < b; c += kTwo * kL) int_dots<R, kTwo>(row, mine, c);
+      }
+    } else if (R <= S::kFused && groups == 1) {
       if constexpr (R <= S::kFused)
         for (int c = a / kL * kL; c < b; c += kL) dots_in_registers<R, Ahead>(mine, c);
     } else {
@@ -366,7 +491,17 @@ struct Tile {
     }
     for (int r = 0; r < R; ++r) weigh(row + r, scores + r * kStep);
     int64_t i = 0;
-    if constexpr (Dot) {
+    if constexpr (kInt) {
+      for (; i < task.dv; i += 4 * kL) {
+        if constexpr (R <= 3) {
+          int_values<R, 4, Ahead>(row, i, 0, a, b);
+        } else {
+          int_values<R, 2, Ahead>(row, i, 0, a, b);
+          int_values<R, 2, false>(row, i, 2, a, b);
+        }
+      }
+      return;
+    } else if constexpr (Dot) {
       for (; i + kWide <= task.dv; i += kWide) pair_values<R, S::kKeys, Ahead>(row, i, a, b);
       for (; i < task.dv; i += 2 * kL) pair_values<R, 2, Ahead>(row, i, a, b);
       return;
@@ -432,12 +567,12 @@ struct Tile {
         step<false>(base);
       }
     }
-    if constexpr (Dot && __is_same(T, int8_t)) {
+    if constexpr (kInt) {
       for (int64_t i = 0; i < rows * dvp; i += 4 * kL) {
-        float mixed[4 * kL];   // vector v, lane 4 p + x: dimension 16 p + 2 x + v % 2 + v / 2 * 8
+        float mixed[4 * kL];   // vector v, lane 4 q + e: dimension 16 q + 4 v + e
         __builtin_memcpy(mixed, acc + i, sizeof mixed);
-        for (int e = 0; e < 4 * kL; ++e)
-          acc[i + e / 4 % 4 * 16 + e % 4 * 2 + e / 16 % 2 + e / 32 * 8] = mixed[e];
+        for (int v = 0; v < 4; ++v)
+          for (int p = 0; p < 4; ++p) __builtin_memcpy(acc + i + 16 * p + 4 * v, mixed + 16 * v + 4 * p, 16);
       }
     } else if constexpr (Dot) {
       for (int64_t i = 0; i < rows * dvp; i += 2 * kL) {

@@ -19,7 +19,7 @@ template <bool Dot> const AttentionKernels* table_with() {
 }  // namespace
 
 const AttentionKernels* avx512_attention() {
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") ? table_with<true>() :
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") ? table_with<true>() :
       table_with<false>();
 }
 

@@ -99,37 +99,26 @@ struct Vec512 {
   static F pack(F first, F second) {   // 32 bf16, in order
     return floats((__m512i)_mm512_cvtne2ps_pbh(second, first));
   }
-  // Four int8 (-127..127) a lane to two lanes of bf16 pairs, exactly: two byte look-ups by magnitude (VBMI), then the
-  // sign: six instructions for 32 values, through fp32 eight (counted, not timed).
-  static F doubled(F four, int upper) {   // each byte twice: of the lower or the upper two of a lane
-    const __m512i twice = _mm512_broadcast_i32x4(upper ? _mm_setr_epi8(2, 2, 3, 3, 6, 6, 7, 7, 10, 10, 11, 11, 14,
-        14, 15, 15)
-                                                       : _mm_setr_epi8(0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12,
-                                                           13, 13));
-    return floats(_mm512_shuffle_epi8(bits(four), twice));
+  // Integers, four a lane. A number u of 0 .. 65535 goes as two bytes, high and low: 256 high . k + low . k.
+  static F zero_int() { return floats(_mm512_setzero_si512()); }
+  static F set1_int(int x) { return floats(_mm512_set1_epi32(x)); }
+  static F dot4(F sum, F u, F k) { return floats(_mm512_dpbusd_epi32(bits(sum), bits(u), bits(k))); }
+  static F joined(F high, F low) { return floats(_mm512_add_epi32(_mm512_slli_epi32(bits(high), 8), bits(low))); }
+  static F minus_high_bit(F x, F sum) {   // x - 32768 sum
+    return floats(_mm512_sub_epi32(bits(x), _mm512_slli_epi32(bits(sum), 15)));
   }
-  struct Bytes { alignas(64) uint8_t low[128], high[128]; };
-  static constexpr Bytes make_bytes() {
-    Bytes b{};
-    for (int i = 0; i < 128; ++i) {
-      const uint32_t u = __builtin_bit_cast(uint32_t, static_cast<float>(i)) >> 16;
-      b.low[i] = static_cast<uint8_t>(u & 255), b.high[i] = static_cast<uint8_t>(u >> 8);
-    }
-    return b;
+  static F to_floats(F x) { return _mm512_cvtepi32_ps(bits(x)); }
+  static void store_bytes(uint8_t* high, uint8_t* low, F x, int offset) {   // x + offset rounded
+    const __m512i u = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(offset));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(_mm512_srli_epi32(u, 8)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(u));
   }
-  static F to_pairs(F four, int upper) {
-    static constexpr Bytes table = make_bytes();
-    const __m512i x = bits(doubled(four, upper)), index = _mm512_abs_epi8(x);
-    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table.low), index,
-        _mm512_load_si512(table.low + 64));
-    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table.high), index,
-        _mm512_load_si512(table.high + 64));
-    const __m512i size = _mm512_mask_mov_epi8(low, 0xaaaaaaaaaaaaaaaaull, high);
-    // | sign
-    return floats(_mm512_ternarylogic_epi32(size, x, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xf8));
-  }
-  static F interleave_bytes(F a, F b, int upper) {
-    return floats(upper ? _mm512_unpackhi_epi8(bits(a), bits(b)) : _mm512_unpacklo_epi8(bits(a), bits(b)));
+  // Half `upper` of four rows of 64 bytes to lanes of one byte each: vector v of both halves, lane 4 q + e holds dimension
+  // 16 q + 4 v + e.
+  static void interleave4(F a, F b, F c, F d, int upper, F& first, F& second) {
+    const __m512i ab = upper ? _mm512_unpackhi_epi8(bits(a), bits(b)) : _mm512_unpacklo_epi8(bits(a), bits(b));
+    const __m512i cd = upper ? _mm512_unpackhi_epi8(bits(c), bits(d)) : _mm512_unpacklo_epi8(bits(c), bits(d));
+    first = floats(_mm512_unpacklo_epi16(ab, cd)), second = floats(_mm512_unpackhi_epi16(ab, cd));
   }
   // Rows a and b of 32 values to pairs (a, b): lanes 8 q .. 8 q + 3 in lo, the other ones in hi; weave restores the
   // order.

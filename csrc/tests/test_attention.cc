@@ -201,8 +201,9 @@ void test_case(const AttentionKernels& k, const Shape& s, unsigned seed) {
   Scratch scratch(attention_scratch(s.d, s.dv));
   k.attention(c.task, 0, s.tokens, scratch.data);
   const double e = difference(c.out, c.solve(), 1);
-  // bf16 dot products: rounding a query moves a score by about 2^-10 of its size.
-  check(e < (s.bf16_dot ? 0.02 : s.spread > 2 ? 2e-5 : 4e-6), k.name, name(s), e);
+  // bf16 dot products: rounding a query moves a score by about 2^-10 of its size; with 16 bits by 2^-16 of its largest.
+  const bool integers = s.bf16_dot && s.type == KvType::i8 && s.d % 64 == 0 && s.dv % 64 == 0;
+  check(e < (integers ? 5e-4 : s.bf16_dot ? 0.02 : s.spread > 2 ? 2e-5 : 4e-6), k.name, name(s), e);
   const std::vector<float> whole = c.out;
   const auto again = [&](const char* how, auto run) {
     std::fill(c.out.begin(), c.out.end(), -77.0f);
