@@ -41,7 +41,7 @@ struct Tile {
   int64_t half;                    // even columns: they come first
   float k_scale[kStep], v_scale[kStep];
   float q_scale[kRowTile], weight_scale[kRowTile];
-  alignas(64) float key_sum[kStep];   // int32: the sum of each key's dimensions
+  int32_t key_sum[kStep];          // of each key's dimensions
   uint64_t seen[kRowTile];         // visible keys of each row in this step
 
   Tile(const AttentionTask& t, float* scratch) : task(t), visible(t), dvp(padded16(t.dv)), now(buffer), next(buffer),
@@ -193,13 +193,13 @@ struct Tile {
 
   template <bool Ahead> void transpose_keys(int c) {   // keys[slot(i) * 64 + c ..] = column i
     if constexpr (kInt) {
-      const F one = S::set1_int(0x01010101);
-      F sum = S::zero_int();
+      const auto one = S::set1_int(0x01010101);
+      auto sum = S::zero_int();
       each_pair<Ahead>(c, [&](int64_t h, F four, F, bool) {
         S::store(keys + h * kStep + c, four);
-        sum = S::dot4(sum, one, four);
+        S::dot4(sum, one, S::ints(four));
       });
-      S::store(key_sum + c, sum);
+      S::store_int(key_sum + c, sum);
       return;
     }
     each_pair<Ahead>(c, [&](int64_t h, F even, F odd, bool has_odd) {
@@ -232,47 +232,50 @@ struct Tile {
 
   // The same by integers.
   template <int R, bool Ahead> void int_dots_in_registers(int64_t row, const float* rows_of_q, int c) {
-    F high[R], low[R], sum = S::zero_int();
-    const F one = S::set1_int(0x01010101);
+    using I = typename S::I;
+    I high[R], low[R], sum = S::zero_int();
+    const I one = S::set1_int(0x01010101);
+    const auto* u = reinterpret_cast<const int32_t*>(rows_of_q);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) high[r] = low[r] = S::zero_int();
+    for (int r = 0; r < R; ++r) high[r] = S::zero_int(), low[r] = S::zero_int();
     each_pair<Ahead>(c, [&](int64_t h, F four, F, bool) {
-      sum = S::dot4(sum, one, four);
+      const I k = S::ints(four);
+      S::dot4(sum, one, k);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        high[r] = S::dot4(high[r], S::set1(rows_of_q[h * 2 * R + r]), four);
-        low[r] = S::dot4(low[r], S::set1(rows_of_q[h * 2 * R + R + r]), four);
+        S::dot4(high[r], S::set1_int(u[h * 2 * R + r]), k);
+        S::dot4(low[r], S::set1_int(u[h * 2 * R + R + r]), k);
       }
     });
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) store_score(row + r, scores + r * kStep + c, high[r], low[r], sum);
   }
-  void store_score(int64_t row, float* to, F high, F low, F sum) {
+  template <class I> void store_score(int64_t row, float* to, I high, I low, I sum) {
     S::store(to, S::mul(S::to_floats(S::minus_high_bit(S::joined(high, low), sum)), S::set1(q_scale[row])));
   }
-  template <int R, int V> void int_dots(int64_t row, const float* rows_of_q, int c) {   // V <= 2: of both parts
-    F high[R][V], low[R][V];
+  template <int R> void int_dots(int64_t row, const float* rows_of_q, int c) {   // two vectors of keys
+    using I = typename S::I;
+    I high[R][2], low[R][2];
+    const auto* u = reinterpret_cast<const int32_t*>(rows_of_q);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) high[r][v] = low[r][v] = S::zero_int();
+      for (int v = 0; v < 2; ++v) high[r][v] = S::zero_int(), low[r][v] = S::zero_int();
     const float* k = keys + c;
-    for (int64_t i = 0; i < task.d / 4; ++i, k += kStep, rows_of_q += 2 * R) {
-      F x[V];
-#pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) x[v] = S::load(k + v * kL);
+    for (int64_t i = 0; i < task.d / 4; ++i, k += kStep, u += 2 * R) {
+      const I x = S::load_int(k), y = S::load_int(k + kL);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const F a = S::set1(rows_of_q[r]), b = S::set1(rows_of_q[R + r]);
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) high[r][v] = S::dot4(high[r][v], a, x[v]), low[r][v] = S::dot4(low[r][v], b, x[v]);
+        const I a = S::set1_int(u[r]), b = S::set1_int(u[R + r]);
+        S::dot4(high[r][0], a, x), S::dot4(high[r][1], a, y);
+        S::dot4(low[r][0], b, x), S::dot4(low[r][1], b, y);
       }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v)
-        store_score(row + r, scores + r * kStep + c + v * kL, high[r][v], low[r][v], S::load(key_sum + c + v * kL));
+      for (int v = 0; v < 2; ++v)
+        store_score(row + r, scores + r * kStep + c + v * kL, high[r][v], low[r][v], S::load_int(key_sum + c + v * kL));
   }
 
   template <int R, int V> static void chain(F (&s)[R][V], const float* rows_of_q, const float* k, int64_t count) {
@@ -433,26 +436,29 @@ struct Tile {
 
   // The same by integers for V (2 or 4) quarters of 64 dimensions, from quarter `part`, and four keys at a time.
   template <int R, int V, bool Ahead> void int_values(int64_t row, int64_t i, int part, int a, int b) {
-    F high[R][V], low[R][V];
+    using I = typename S::I;
+    I high[R][V], low[R][V];
+    const auto* weights = reinterpret_cast<const int32_t*>(scores);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) high[r][v] = low[r][v] = S::zero_int();
+      for (int v = 0; v < V; ++v) high[r][v] = S::zero_int(), low[r][v] = S::zero_int();
     for (int j = a / 4; j < (b + 3) / 4; ++j) {
       const T* const* from = now->v + 4 * j;
       if (Ahead) {
 #pragma GCC unroll 4
         for (int e = 0; e < 4; ++e) _mm_prefetch(reinterpret_cast<const char*>(next->v[4 * j + e] + i), _MM_HINT_T1);
       }
-      const F one = S::raw(from[0] + i), two = S::raw(from[1] + i), three = S::raw(from[2] + i), four = S::raw(from[3] + i);
-      F x[V];
+      const I one = S::load_int(from[0] + i), two = S::load_int(from[1] + i);
+      const I three = S::load_int(from[2] + i), four = S::load_int(from[3] + i);
+      I x[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; v += 2) S::interleave4(one, two, three, four, (part + v) / 2, x[v], x[v + 1]);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const F h = S::set1(scores[r * kStep + j]), l = S::set1(scores[r * kStep + kL + j]);
+        const I h = S::set1_int(weights[r * kStep + j]), l = S::set1_int(weights[r * kStep + kL + j]);
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) high[r][v] = S::dot4(high[r][v], h, x[v]), low[r][v] = S::dot4(low[r][v], l, x[v]);
+        for (int v = 0; v < V; ++v) S::dot4(high[r][v], h, x[v]), S::dot4(low[r][v], l, x[v]);
       }
     }
 #pragma GCC unroll 8
@@ -473,8 +479,7 @@ struct Tile {
       if (groups == 1) {
         for (int c = a / kL * kL; c < b; c += kL) int_dots_in_registers<R, Ahead>(row, mine, c);
       } else {
-        constexpr int kTwo = R <= 6 ? 2 : 1;
-        for (int c = a / (kTwo * kL) * (kTwo * kL); c < b; c += kTwo * kL) int_dots<R, kTwo>(row, mine, c);
+        for (int c = a / (2 * kL) * (2 * kL); c < b; c += 2 * kL) int_dots<R>(row, mine, c);
       }
     } else if (R <= S::kFused && groups == 1) {
       if constexpr (R <= S::kFused)
