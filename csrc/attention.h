@@ -18,6 +18,13 @@ constexpr int64_t kv_bytes(KvType t) { return t == KvType::f32 ? 4 : t == KvType
 constexpr int64_t kStep = 64;
 constexpr int64_t kChunk = 256;
 
+// Keys [begin, end) that the next call will read first, of a cache with the same strides.
+struct AttentionAhead {
+  const void *k, *v;
+  const int64_t* pages;
+  int64_t begin, end;
+};
+
 // Query tokens of one row against one KV head. Key j is visible to token t iff lo[t] <= j < hi[t], j < context, j is
 // before the run or an ancestor of t (bit j - run_start), and, with a window, at(j) > position[t] - window, where at(j)
 // is j before the run and position[j - run_start] inside it.
@@ -52,6 +59,10 @@ struct AttentionTask {
   const float* k_scale;        // i8 only: scale of row j of page p at k_scale[p * scale_page + j]
   const float* v_scale;
   int64_t scale_page;
+  // Of `attention` with few rows: what to fetch while the last keys are computed, or null; and whether the call before
+  // this one has fetched this one's first keys. Neither changes a result.
+  const AttentionAhead* ahead;
+  bool fetched;
 };
 
 struct AttentionKernels {
@@ -87,13 +98,16 @@ struct AttentionKernels {
 };
 
 constexpr int64_t kRowTile = 48;   // query rows (tokens x group) that share a pass over the keys
+constexpr int64_t kFewRows = 16;   // up to so many a tile is bound by memory and fetches ahead
 
 constexpr int64_t padded16(int64_t n) { return (n + 15) / 16 * 16; }
-// Floats: queries, transposed keys, scores of 8 rows, two accumulators, m and l of both.
+// Floats: queries, transposed keys, scores, two accumulators, m and l of both.
 constexpr int64_t attention_scratch(int64_t d, int64_t dv) {
-  return kRowTile * padded16(d) + kStep * padded16(d) + 8 * kStep + 2 * kRowTile * padded16(dv) + 6 * kRowTile;
+  return kRowTile * padded16(d) + kStep * padded16(d) + kRowTile * kStep + 2 * kRowTile * padded16(dv) + 6 * kRowTile;
 }
 
+// Keys [*begin, *end) that hold every visible one of tokens [first, last); begin >= end: none.
+void attention_keys(const AttentionTask& task, int64_t first, int64_t last, int64_t* begin, int64_t* end);
 // Chunks [*first_chunk, *last_chunk) that can hold a visible key of tokens [first, last).
 void attention_chunks(const AttentionTask& task, int64_t first, int64_t last, int64_t* first_chunk,
     int64_t* last_chunk);

@@ -285,9 +285,21 @@ void Engine::attend(const AttentionBlock& block, const BatchView& batch, const K
     }
   };
   if (!split) {
+    // One item behind, so that the last keys of each are computed while the first ones of the next are fetched: short
+    // contexts would wait for memory at each item's beginning.
+    AttentionTask held{};
+    int64_t held_first = 0, held_last = 0;
     each([&](int64_t item, const AttentionTask& task, int64_t first, int64_t last) {
-      if (item % threads == thread) isa.attention->attention(task, first, last, own);
+      if (item % threads != thread) return;
+      AttentionAhead ahead{task.k, task.v, task.pages, 0, 0};
+      attention_keys(task, first, last, &ahead.begin, &ahead.end);
+      held.ahead = &ahead;
+      if (held_last) isa.attention->attention(held, held_first, held_last, own);
+      const bool few = held_last && (held_last - held_first) * group <= kFewRows;
+      held = task, held.fetched = few && ahead.begin < ahead.end, held_first = first, held_last = last;
     });
+    held.ahead = nullptr;
+    if (held_last) isa.attention->attention(held, held_first, held_last, own);
     return;
   }
   const auto place = [&](int64_t item, int64_t chunk) { return parts_.as<float>() + (item * chunks + chunk) * part; };

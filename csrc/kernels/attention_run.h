@@ -34,7 +34,7 @@ template <class S, class T, bool Dot = false> void whole_of(const AttentionTask&
     for (int64_t r = 0; r < tile.rows; ++r) tile.mt[r] = -__builtin_inff(), tile.lt[r] = 0;
     for (int64_t i = 0; i < tile.rows * tile.dvp; i += S::kLanes) S::store(tile.total + i, S::zero());
     for (int64_t c = begin / kChunk; c * kChunk < end; ++c) {
-      tile.chunk(c, begin, end, end, c == begin / kChunk);
+      tile.chunk(c, begin, end, end, c == begin / kChunk && !task.fetched);
       for (int64_t r = 0; r < tile.rows; ++r)
         Merge<S>::add(tile.mt[r], tile.lt[r], tile.total + r * tile.dvp, tile.m[r], tile.l[r], tile.acc + r * tile.dvp,
                       task.dv);

@@ -33,7 +33,7 @@ struct Tile {
   Visibility visible;
   int64_t first, rows, dvp;        // rows [first, first + rows) of the run's tokens x group
   int64_t groups;                  // register tiles, as even as possible
-  float *q, *keys, *scores, *acc, *total, *m, *l, *mt, *lt, *correction;
+  float *q, *keys, *scores, *own, *acc, *total, *m, *l, *mt, *lt, *correction;
   struct Pointers { const T* k[kStep]; const T* v[kStep]; };
   Pointers buffer[2];
   const Pointers *now, *next;
@@ -49,7 +49,7 @@ struct Tile {
     q = scratch;
     keys = q + kRowTile * padded16(t.d);
     scores = keys + kStep * padded16(t.d);
-    acc = scores + 8 * kStep;
+    acc = scores + kRowTile * kStep;
     total = acc + kRowTile * dvp;
     m = total + kRowTile * dvp;
     l = m + kRowTile, mt = l + kRowTile, lt = mt + kRowTile, correction = lt + kRowTile;
@@ -106,31 +106,31 @@ struct Tile {
     }
   }
 
-  // f(i, page, row) for keys base + i, i = 0 .. 63; those from `end` on repeat the last key: their weight is 0. One
-  // division a step instead of one a key: decode is a tenth faster.
-  template <class Body> void each_key(int64_t base, int64_t end, Body body) const {
-    int64_t at = base / task.page_size, row = base % task.page_size, page = task.pages[at];
+  // f(i, page, row, n) for keys base + i .. base + i + n - 1, which lie in one page: one division a step instead of one a
+  // key, and loops without branches. i + n ends at min(64, end - base).
+  template <class Body> void each_run(const int64_t* pages, int64_t base, int64_t end, Body body) const {
+    int64_t at = base / task.page_size, row = base % task.page_size;
     const int64_t count = smaller(kStep, end - base);
-    for (int64_t i = 0; i < count; ++i) {
-      body(i, page, row);
-      if (++row == task.page_size && i + 1 < count) row = 0, page = task.pages[++at];
-    }
-    if (count < kStep) {
-      const int64_t last = end - 1 - at * task.page_size;
-      for (int64_t i = count; i < kStep; ++i) body(i, page, last);
+    for (int64_t i = 0, n; i < count; i += n, row = 0) {
+      n = smaller(task.page_size - row, count - i);
+      body(i, pages[at++], row, n);
     }
   }
-  void locate(int64_t base, int64_t end, Pointers& p) const {
-    each_key(base, end, [&](int64_t i, int64_t page, int64_t row) {
-      p.k[i] = static_cast<const T*>(task.k) + page * task.k_page + row * task.d;
-      p.v[i] = static_cast<const T*>(task.v) + page * task.v_page + row * task.dv;
+  // Keys from `end` on repeat the last one: their weight is 0.
+  void locate(const AttentionAhead& what, int64_t base, Pointers& p) const {
+    each_run(what.pages, base, what.end, [&](int64_t i, int64_t page, int64_t row, int64_t n) {
+      const T* k = static_cast<const T*>(what.k) + page * task.k_page + row * task.d;
+      const T* v = static_cast<const T*>(what.v) + page * task.v_page + row * task.dv;
+      for (int64_t e = 0; e < n; ++e) p.k[i + e] = k + e * task.d, p.v[i + e] = v + e * task.dv;
     });
+    for (int64_t i = smaller(kStep, what.end - base); i < kStep; ++i) p.k[i] = p.k[i - 1], p.v[i] = p.v[i - 1];
   }
   void locate_scales(int64_t base, int64_t end) {
-    each_key(base, end, [&](int64_t i, int64_t page, int64_t row) {
-      k_scale[i] = task.k_scale[page * task.scale_page + row];
-      v_scale[i] = task.v_scale[page * task.scale_page + row];
+    each_run(task.pages, base, end, [&](int64_t i, int64_t page, int64_t row, int64_t n) {
+      const int64_t at = page * task.scale_page + row;
+      for (int64_t e = 0; e < n; ++e) k_scale[i + e] = task.k_scale[at + e], v_scale[i + e] = task.v_scale[at + e];
     });
+    for (int64_t i = smaller(kStep, end - base); i < kStep; ++i) k_scale[i] = k_scale[i - 1], v_scale[i] = v_scale[i - 1];
   }
 
   // Transposes keys c .. c + kL - 1 of the step and calls f(h, even, odd, has_odd) for columns 2 h and 2 h + 1, with h
@@ -227,7 +227,7 @@ struct Tile {
       for (int r = 0; r < R; ++r) t[r] = product(S::set1(b[h * R + r]), odd, t[r]);
     });
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) S::store(scores + r * kStep + c, S::add(s[r], t[r]));
+    for (int r = 0; r < R; ++r) S::store(own + r * kStep + c, S::add(s[r], t[r]));
   }
 
   // The same by integers.
@@ -248,7 +248,7 @@ struct Tile {
       }
     });
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) store_score(row + r, scores + r * kStep + c, high[r], low[r], sum);
+    for (int r = 0; r < R; ++r) store_score(row + r, own + r * kStep + c, high[r], low[r], sum);
   }
   template <class I> void store_score(int64_t row, float* to, I high, I low, I sum) {
     S::store(to, S::mul(S::to_floats(S::minus_high_bit(S::joined(high, low), sum)), S::set1(q_scale[row])));
@@ -275,7 +275,7 @@ struct Tile {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v)
-        store_score(row + r, scores + r * kStep + c + v * kL, high[r][v], low[r][v], S::load_int(key_sum + c + v * kL));
+        store_score(row + r, own + r * kStep + c + v * kL, high[r][v], low[r][v], S::load_int(key_sum + c + v * kL));
   }
 
   template <int R, int V> static void chain(F (&s)[R][V], const float* rows_of_q, const float* k, int64_t count) {
@@ -302,13 +302,13 @@ struct Tile {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) S::store(scores + r * kStep + c + v * kL, s[r][v]);
+      for (int v = 0; v < V; ++v) S::store(own + r * kStep + c + v * kL, s[r][v]);
     chain<R, V>(s, rows_of_q + half * R, keys + half * kStep + c, columns - half);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
-        float* to = scores + r * kStep + c + v * kL;
+        float* to = own + r * kStep + c + v * kL;
         S::store(to, S::add(S::load(to), s[r][v]));
       }
   }
@@ -390,7 +390,7 @@ struct Tile {
       for (int v = 0; v < V; ++v) x[v] = Part ? S::load_part(p + v * kL, count) : S::load(p + v * kL);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const F w = S::set1(scores[r * kStep + j]);
+        const F w = S::set1(own[r * kStep + j]);
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) s[r][v] = S::fma(w, x[v], s[r][v]);
       }
@@ -423,7 +423,7 @@ struct Tile {
       for (int v = 0; v < V; v += 2) S::interleave(S::raw(one + v * kL), S::raw(two + v * kL), x[v], x[v + 1]);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const F w = S::set1(scores[r * kStep + j]);
+        const F w = S::set1(own[r * kStep + j]);
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) s[r][v] = S::dot(s[r][v], w, x[v]);
       }
@@ -438,7 +438,7 @@ struct Tile {
   template <int R, int V, bool Ahead> void int_values(int64_t row, int64_t i, int part, int a, int b) {
     using I = typename S::I;
     I high[R][V], low[R][V];
-    const auto* weights = reinterpret_cast<const int32_t*>(scores);
+    const auto* weights = reinterpret_cast<const int32_t*>(own);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -471,9 +471,8 @@ struct Tile {
     }
   }
 
-  template <int R, bool Ahead> void group_step(int64_t row, uint64_t any) {
+  template <int R, bool Ahead> void group_scores(int64_t row, uint64_t any) {
     const int a = __builtin_ctzll(any), b = 64 - __builtin_clzll(any);   // keys a .. b - 1
-    constexpr int kWide = S::kKeys * kL;
     const float* mine = q + row * columns;
     if constexpr (kInt) {
       if (groups == 1) {
@@ -485,6 +484,7 @@ struct Tile {
       if constexpr (R <= S::kFused)
         for (int c = a / kL * kL; c < b; c += kL) dots_in_registers<R, Ahead>(mine, c);
     } else {
+      constexpr int kWide = S::kKeys * kL;
       for (int c = a / kWide * kWide; c < b; c += kWide) {
         if (a < c + kL && b > c + kWide - kL) {
           dots<R, S::kKeys>(mine, c);
@@ -494,7 +494,12 @@ struct Tile {
         }
       }
     }
-    for (int r = 0; r < R; ++r) weigh(row + r, scores + r * kStep);
+    for (int r = 0; r < R; ++r) weigh(row + r, own + r * kStep);
+  }
+
+  template <int R, bool Ahead> void group_values(int64_t row, uint64_t any) {
+    const int a = __builtin_ctzll(any), b = 64 - __builtin_clzll(any);
+    constexpr int kWide = S::kKeys * kL;
     int64_t i = 0;
     if constexpr (kInt) {
       for (; i < task.dv; i += 4 * kL) {
@@ -527,24 +532,31 @@ struct Tile {
     if (all == 0) return;
     if (rows > S::kFused)
       for (int c = __builtin_ctzll(all) / kL * kL; c < 64 - __builtin_clzll(all); c += kL) transpose_keys<Ahead>(c);
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t row = begin_of(g), n = begin_of(g + 1) - row;
-      uint64_t any = 0;
-      for (int64_t r = row; r < row + n; ++r) any |= seen[r];
-      if (any == 0) continue;
-      switch (n) {
-        case 1: group_step<1, Ahead>(row, any); break;
-        case 2: group_step<2, Ahead>(row, any); break;
-        case 3: group_step<3, Ahead>(row, any); break;
-        case 4: group_step<4, Ahead>(row, any); break;
-        case 5: group_step<5, Ahead>(row, any); break;
-        default: group_step<6, Ahead>(row, any); break;
-      }
+    // All scores, then all sums: with many rows keys and values do not fit the L1 cache together.
+    for (int64_t g = 0; g < groups; ++g)
+      by_group(g, [&]<int R>(Rows<R>, int64_t row, uint64_t any) { group_scores<R, Ahead>(row, any); });
+    for (int64_t g = 0; g < groups; ++g)
+      by_group(g, [&]<int R>(Rows<R>, int64_t row, uint64_t any) { group_values<R, Ahead>(row, any); });
+  }
+  template <int R> struct Rows {};
+  template <class Body> void by_group(int64_t g, Body body) {
+    const int64_t row = begin_of(g), n = begin_of(g + 1) - row;
+    own = scores + row * kStep;
+    uint64_t any = 0;
+    for (int64_t r = row; r < row + n; ++r) any |= seen[r];
+    if (any == 0) return;
+    switch (n) {
+      case 1: return body(Rows<1>{}, row, any);
+      case 2: return body(Rows<2>{}, row, any);
+      case 3: return body(Rows<3>{}, row, any);
+      case 4: return body(Rows<4>{}, row, any);
+      case 5: return body(Rows<5>{}, row, any);
+      default: return body(Rows<6>{}, row, any);
     }
   }
 
-  void prefetch_all(const Pointers& p, int64_t count) const {
-    for (int64_t i = 0; i < count; ++i) {
+  void prefetch(const Pointers& p, int64_t from, int64_t count) const {
+    for (int64_t i = from; i < count; ++i) {
       for (int64_t x = 0; x < task.d; x += 64 / static_cast<int64_t>(sizeof(T)))
         _mm_prefetch(reinterpret_cast<const char*>(p.k[i] + x), _MM_HINT_T1);
       for (int64_t x = 0; x < task.dv; x += 64 / static_cast<int64_t>(sizeof(T)))
@@ -558,16 +570,23 @@ struct Tile {
     for (int64_t r = 0; r < rows; ++r) m[r] = kNone, l[r] = 0;
     for (int64_t i = 0; i < rows * dvp; i += kL) S::store(acc + i, S::zero());
     const int64_t from = larger(begin, c * kChunk) / kStep * kStep, to = smaller(end, (c + 1) * kChunk);
-    const bool ahead = rows <= 16;   // few rows: bound by memory
+    const bool ahead = rows <= kFewRows;
+    const AttentionAhead self{task.k, task.v, task.pages, begin, end};
     for (int64_t base = from; base < to; base += kStep) {
-      if (base == from || !ahead) locate(base, end, buffer[base / kStep % 2]);
+      if (base == from || !ahead) locate(self, base, buffer[base / kStep % 2]);
       now = buffer + base / kStep % 2;
-      if (ahead && cold && base == from) prefetch_all(*now, smaller(kStep, to - base));
+      if (ahead && cold && base == from) prefetch(*now, 0, smaller(kStep, to - base));
       if constexpr (__is_same(T, int8_t)) locate_scales(base, end);
       if (ahead && base + kStep < stop) {
         next = buffer + (base / kStep + 1) % 2;
-        locate(base + kStep, end, buffer[(base / kStep + 1) % 2]);
+        locate(self, base + kStep, buffer[(base / kStep + 1) % 2]);
         step<true>(base);
+      } else if (ahead && task.ahead && task.ahead->begin < task.ahead->end) {
+        next = buffer + (base / kStep + 1) % 2;
+        const int64_t first_base = task.ahead->begin / kStep * kStep;
+        locate(*task.ahead, first_base, buffer[(base / kStep + 1) % 2]);
+        step<true>(base);
+        prefetch(*next, to - base, smaller(kStep, task.ahead->end - first_base));   // what this short step did not
       } else {
         step<false>(base);
       }

@@ -77,14 +77,19 @@ void whole(const AttentionTask& task, int64_t first, int64_t last, float* scratc
 
 }  // namespace
 
+void attention_keys(const AttentionTask& task, int64_t first, int64_t last, int64_t* begin, int64_t* end) {
+  const Visibility visible(task);
+  *begin = task.context, *end = 0;
+  for (int64_t t = first; t < last; ++t) {
+    *begin = smaller(*begin, visible.begin(t));
+    *end = larger(*end, visible.end(t));
+  }
+}
+
 void attention_chunks(const AttentionTask& task, int64_t first, int64_t last, int64_t* first_chunk,
     int64_t* last_chunk) {
-  const Visibility visible(task);
-  int64_t begin = task.context, end = 0;
-  for (int64_t t = first; t < last; ++t) {
-    begin = smaller(begin, visible.begin(t));
-    end = larger(end, visible.end(t));
-  }
+  int64_t begin, end;
+  attention_keys(task, first, last, &begin, &end);
   *first_chunk = begin / kChunk;
   *last_chunk = larger(*first_chunk, (end + kChunk - 1) / kChunk);
 }

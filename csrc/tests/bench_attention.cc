@@ -49,8 +49,10 @@ void decode(const AttentionKernels& k, KvType type, int64_t context, int64_t d, 
   const double t = best(3 * static_cast<int>(copies / batch), [&] {
     for (int64_t i = 0; i < batch; ++i) {
       AttentionTask task = c.task;
-      const auto at = static_cast<size_t>(next++ % copies);
+      const auto at = static_cast<size_t>(next++ % copies), then = static_cast<size_t>(next % copies);
       task.k = memory + 2 * at * size, task.v = memory + (2 * at + 1) * size;
+      const AttentionAhead ahead{memory + 2 * then * size, memory + (2 * then + 1) * size, task.pages, 0, context};
+      task.ahead = &ahead, task.fetched = true;
       k.attention(task, 0, 1, scratch.data);
     }
   });
