@@ -97,13 +97,13 @@ struct AttentionKernels {
   void (*attention)(const AttentionTask& task, int64_t first, int64_t last, float* scratch);
 };
 
-constexpr int64_t kRowTile = 48;   // query rows (tokens x group) that share a pass over the keys
+constexpr int64_t kRowTile = 96;   // query rows (tokens x group) that share a pass over the keys
 constexpr int64_t kFewRows = 16;   // up to so many a tile is bound by memory and fetches ahead
 
 constexpr int64_t padded16(int64_t n) { return (n + 15) / 16 * 16; }
-// Floats: queries, transposed keys, scores, two accumulators, m and l of both.
+// Floats: queries, transposed keys, scores, two accumulators, m and l of both, corrections, lanes of l.
 constexpr int64_t attention_scratch(int64_t d, int64_t dv) {
-  return kRowTile * padded16(d) + kStep * padded16(d) + kRowTile * kStep + 2 * kRowTile * padded16(dv) + 6 * kRowTile;
+  return kRowTile * padded16(d) + kStep * padded16(d) + kRowTile * kStep + 2 * kRowTile * padded16(dv) + 21 * kRowTile;
 }
 
 // Keys [*begin, *end) that hold every visible one of tokens [first, last); begin >= end: none.

@@ -8,8 +8,10 @@
 #pragma once
 #include <immintrin.h>
 
+#include "attention_int.h"
 #include "attention_mask.h"
 #include "attention_merge.h"
+#include "attention_weigh.h"
 
 namespace ridgeline {
 namespace {
@@ -18,15 +20,14 @@ constexpr int kRows = 6;   // query rows of a register tile
 
 // Dot: bf16 keys and values multiplied as bf16 pairs with bf16 queries and weights. Two dimensions make one "column" of q
 // and keys, and the accumulators of 32 dimensions are shuffled until the end of a chunk.
-// Dot of int8 keys and values: integers throughout a step, by VNNI. A query is rounded to 16 bits with a scale a row, the
-// weights (times the values' scales) to 16 bits with a scale a row and step; both enter as a high and a low byte, a
-// query with 32768 added, which times the sum of the key is taken off again. Sums are exact, so their order is free. Four
-// dimensions make one column of keys; q has two columns for it, high and low.
+// Dot of int8 keys and values: integers, see attention_int.h.
 template <class S, class T, bool Dot>
 struct Tile {
   using F = typename S::F;
+  using Vector = S;
+  using Element = T;
   static constexpr int kL = S::kLanes, kVectors = static_cast<int>(kStep) / kL;
-  static constexpr float kNone = -__builtin_inff();
+  static constexpr float kNone = -__builtin_inff(), kLog2e = 1.44269504f;
   static constexpr bool kInt = Dot && __is_same(T, int8_t), kPairs = Dot && !kInt;
 
   const AttentionTask& task;
@@ -34,6 +35,7 @@ struct Tile {
   int64_t first, rows, dvp;        // rows [first, first + rows) of the run's tokens x group
   int64_t groups;                  // register tiles, as even as possible
   float *q, *keys, *scores, *own, *acc, *total, *m, *l, *mt, *lt, *correction;
+  float* lanes;                    // of l, summed at the end of a chunk
   struct Pointers { const T* k[kStep]; const T* v[kStep]; };
   Pointers buffer[2];
   const Pointers *now, *next;
@@ -52,7 +54,7 @@ struct Tile {
     acc = scores + kRowTile * kStep;
     total = acc + kRowTile * dvp;
     m = total + kRowTile * dvp;
-    l = m + kRowTile, mt = l + kRowTile, lt = mt + kRowTile, correction = lt + kRowTile;
+    l = m + kRowTile, mt = l + kRowTile, lt = mt + kRowTile, correction = lt + kRowTile, lanes = correction + kRowTile;
   }
 
   int64_t token(int64_t row) const { return (first + row) / task.group; }
@@ -230,54 +232,6 @@ struct Tile {
     for (int r = 0; r < R; ++r) S::store(own + r * kStep + c, S::add(s[r], t[r]));
   }
 
-  // The same by integers.
-  template <int R, bool Ahead> void int_dots_in_registers(int64_t row, const float* rows_of_q, int c) {
-    using I = typename S::I;
-    I high[R], low[R], sum = S::zero_int();
-    const I one = S::set1_int(0x01010101);
-    const auto* u = reinterpret_cast<const int32_t*>(rows_of_q);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) high[r] = S::zero_int(), low[r] = S::zero_int();
-    each_pair<Ahead>(c, [&](int64_t h, F four, F, bool) {
-      const I k = S::ints(four);
-      S::dot4(sum, one, k);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        S::dot4(high[r], S::set1_int(u[h * 2 * R + r]), k);
-        S::dot4(low[r], S::set1_int(u[h * 2 * R + R + r]), k);
-      }
-    });
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) store_score(row + r, own + r * kStep + c, high[r], low[r], sum);
-  }
-  template <class I> void store_score(int64_t row, float* to, I high, I low, I sum) {
-    S::store(to, S::mul(S::to_floats(S::minus_high_bit(S::joined(high, low), sum)), S::set1(q_scale[row])));
-  }
-  template <int R> void int_dots(int64_t row, const float* rows_of_q, int c) {   // two vectors of keys
-    using I = typename S::I;
-    I high[R][2], low[R][2];
-    const auto* u = reinterpret_cast<const int32_t*>(rows_of_q);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) high[r][v] = S::zero_int(), low[r][v] = S::zero_int();
-    const float* k = keys + c;
-    for (int64_t i = 0; i < task.d / 4; ++i, k += kStep, u += 2 * R) {
-      const I x = S::load_int(k), y = S::load_int(k + kL);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const I a = S::set1_int(u[r]), b = S::set1_int(u[R + r]);
-        S::dot4(high[r][0], a, x), S::dot4(high[r][1], a, y);
-        S::dot4(low[r][0], b, x), S::dot4(low[r][1], b, y);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v)
-        store_score(row + r, own + r * kStep + c + v * kL, high[r][v], low[r][v], S::load_int(key_sum + c + v * kL));
-  }
-
   template <int R, int V> static void chain(F (&s)[R][V], const float* rows_of_q, const float* k, int64_t count) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -311,61 +265,6 @@ struct Tile {
         float* to = own + r * kStep + c + v * kL;
         S::store(to, S::add(S::load(to), s[r][v]));
       }
-  }
-
-  // Scores to weights exp(s - m); m, l and the correction of what was summed before.
-  void weigh(int64_t row, float* s) {
-    F x[kVectors];
-    F top = S::set1(kNone);
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      x[v] = S::load(s + v * kL);
-      if constexpr (__is_same(T, int8_t)) x[v] = S::mul(x[v], S::load(k_scale + v * kL));
-    }
-    if (task.softcap > 0) {
-      const F cap = S::set1(task.softcap);
-      for (int v = 0; v < kVectors; ++v) x[v] = S::mul(cap, tanh_of<S>(S::div(x[v], cap)));
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      x[v] = S::where(seen[row], v, x[v], S::set1(kNone));
-      top = S::max(x[v], top);
-    }
-    const float old = m[row], best = S::top(top);
-    const float peak = best > old ? best : old;
-    const F shift = S::set1(peak == kNone ? 0.0f : peak);
-    F sum = S::zero();
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      x[v] = exp_of<S>(S::sub(x[v], shift));
-      if constexpr (!kPairs) sum = S::add(sum, x[v]);
-      if constexpr (__is_same(T, int8_t)) x[v] = S::mul(x[v], S::load(v_scale + v * kL));
-      if constexpr (!Dot) S::store(s + v * kL, x[v]);
-    }
-    if constexpr (kPairs) {   // what is summed is what is multiplied, so that the weights still add up to 1
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; v += 2) {
-        const F pairs = S::pack(x[v], x[v + 1]);
-        sum = S::add(sum, S::add(S::lower_bf16(pairs), S::upper_bf16(pairs)));
-        S::store(s + v / 2 * kL, pairs);
-      }
-    }
-    if constexpr (kInt) {   // 64 high bytes, 64 low ones
-      F most = x[0];
-#pragma GCC unroll 8
-      for (int v = 1; v < kVectors; ++v) most = S::max(most, x[v]);
-      const float largest = S::top(most);
-      weight_scale[row] = largest / 65535.0f;
-      const F inverse = S::set1(largest > 1e-30f ? 65535.0f / largest : 0.0f);
-      auto* bytes = reinterpret_cast<uint8_t*>(s);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v)
-        S::store_bytes(bytes + v * kL, bytes + kStep + v * kL, S::mul(x[v], inverse), 0);
-    }
-    const float c = peak == old ? 1.0f : S::lane0(exp_of<S>(S::sub(S::set1(old), shift)));
-    m[row] = peak;
-    l[row] = l[row] * c + S::sum(sum);
-    correction[row] = c;
   }
 
   // acc[R rows][V vectors from dimension i] = acc * correction + sum over keys [a, b) of weight * value. Part: the last
@@ -434,51 +333,14 @@ struct Tile {
       for (int v = 0; v < V; ++v) S::store(acc + (row + r) * dvp + i + v * kL, s[r][v]);
   }
 
-  // The same by integers for V (2 or 4) quarters of 64 dimensions, from quarter `part`, and four keys at a time.
-  template <int R, int V, bool Ahead> void int_values(int64_t row, int64_t i, int part, int a, int b) {
-    using I = typename S::I;
-    I high[R][V], low[R][V];
-    const auto* weights = reinterpret_cast<const int32_t*>(own);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) high[r][v] = S::zero_int(), low[r][v] = S::zero_int();
-    for (int j = a / 4; j < (b + 3) / 4; ++j) {
-      const T* const* from = now->v + 4 * j;
-      if (Ahead) {
-#pragma GCC unroll 4
-        for (int e = 0; e < 4; ++e) _mm_prefetch(reinterpret_cast<const char*>(next->v[4 * j + e] + i), _MM_HINT_T1);
-      }
-      const I one = S::load_int(from[0] + i), two = S::load_int(from[1] + i);
-      const I three = S::load_int(from[2] + i), four = S::load_int(from[3] + i);
-      I x[V];
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v += 2) S::interleave4(one, two, three, four, (part + v) / 2, x[v], x[v + 1]);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const I h = S::set1_int(weights[r * kStep + j]), l = S::set1_int(weights[r * kStep + kL + j]);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) S::dot4(high[r][v], h, x[v]), S::dot4(low[r][v], l, x[v]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const F scale = S::set1(weight_scale[row + r]), old = S::set1(correction[row + r]);
-      float* to = acc + (row + r) * dvp + i + part * kL;
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v)
-        S::store(to + v * kL, S::fma(S::to_floats(S::joined(high[r][v], low[r][v])), scale, S::mul(S::load(to + v * kL), old)));
-    }
-  }
-
   template <int R, bool Ahead> void group_scores(int64_t row, uint64_t any) {
     const int a = __builtin_ctzll(any), b = 64 - __builtin_clzll(any);   // keys a .. b - 1
     const float* mine = q + row * columns;
     if constexpr (kInt) {
       if (groups == 1) {
-        for (int c = a / kL * kL; c < b; c += kL) int_dots_in_registers<R, Ahead>(row, mine, c);
+        for (int c = a / kL * kL; c < b; c += kL) int_dots_in_registers<R, Ahead>(*this, row, mine, c);
       } else {
-        for (int c = a / (2 * kL) * (2 * kL); c < b; c += 2 * kL) int_dots<R>(row, mine, c);
+        for (int c = a / (2 * kL) * (2 * kL); c < b; c += 2 * kL) int_dots<R>(*this, row, mine, c);
       }
     } else if (R <= S::kFused && groups == 1) {
       if constexpr (R <= S::kFused)
@@ -494,7 +356,7 @@ struct Tile {
         }
       }
     }
-    for (int r = 0; r < R; ++r) weigh(row + r, own + r * kStep);
+    weigh<R>(*this, row);
   }
 
   template <int R, bool Ahead> void group_values(int64_t row, uint64_t any) {
@@ -504,10 +366,10 @@ struct Tile {
     if constexpr (kInt) {
       for (; i < task.dv; i += 4 * kL) {
         if constexpr (R <= 3) {
-          int_values<R, 4, Ahead>(row, i, 0, a, b);
+          int_values<R, 4, Ahead>(*this, row, i, 0, a, b);
         } else {
-          int_values<R, 2, Ahead>(row, i, 0, a, b);
-          int_values<R, 2, false>(row, i, 2, a, b);
+          int_values<R, 2, Ahead>(*this, row, i, 0, a, b);
+          int_values<R, 2, false>(*this, row, i, 2, a, b);
         }
       }
       return;
@@ -567,7 +429,7 @@ struct Tile {
   // The tile over keys [begin, end) of chunk c into m, l, acc. stop: keys beyond it are not even prefetched; cold:
   // nothing has been prefetched yet.
   void chunk(int64_t c, int64_t begin, int64_t end, int64_t stop, bool cold) {
-    for (int64_t r = 0; r < rows; ++r) m[r] = kNone, l[r] = 0;
+    for (int64_t r = 0; r < rows; ++r) m[r] = kNone, S::store(lanes + r * kL, S::zero());
     for (int64_t i = 0; i < rows * dvp; i += kL) S::store(acc + i, S::zero());
     const int64_t from = larger(begin, c * kChunk) / kStep * kStep, to = smaller(end, (c + 1) * kChunk);
     const bool ahead = rows <= kFewRows;
@@ -591,6 +453,7 @@ struct Tile {
         step<false>(base);
       }
     }
+    for (int64_t r = 0; r < rows; ++r) l[r] = S::sum(S::load(lanes + r * kL));
     if constexpr (kInt) {
       for (int64_t i = 0; i < rows * dvp; i += 4 * kL) {
         float mixed[4 * kL];   // vector v, lane 4 q + e: dimension 16 q + 4 v + e
