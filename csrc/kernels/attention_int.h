@@ -17,7 +17,6 @@ template <int R, bool Ahead, class Tile>
 void int_dots_in_registers(Tile& t, int64_t row, const float* rows_of_q, int c) {
   using S = typename Tile::Vector;
   using I = typename S::I;
-  constexpr int kL = S::kLanes;
   I high[R], low[R], sum = S::zero_int();
   const I one = S::set1_int(0x01010101);
   const auto* u = reinterpret_cast<const int32_t*>(rows_of_q);

@@ -37,7 +37,7 @@ struct Tile {
   float *q, *keys, *scores, *own, *acc, *total, *m, *l, *mt, *lt, *correction;
   float* lanes;                    // of l, summed at the end of a chunk
   struct Pointers { const T* k[kStep]; const T* v[kStep]; };
-  Pointers buffer[2];
+  Pointers buffer[2], other;
   const Pointers *now, *next;
   int64_t columns;                 // of q and keys: dimensions, or pairs of them
   int64_t half;                    // even columns: they come first
@@ -126,6 +126,18 @@ struct Tile {
       for (int64_t e = 0; e < n; ++e) p.k[i + e] = k + e * task.d, p.v[i + e] = v + e * task.dv;
     });
     for (int64_t i = smaller(kStep, what.end - base); i < kStep; ++i) p.k[i] = p.k[i - 1], p.v[i] = p.v[i - 1];
+  }
+  // Near the end of the keys: the 64 keys after this step's, this item's first, then those of the next item's first step.
+  // Every step fetches as many keys as it reads, so that memory is never idle.
+  void lead_over(const AttentionAhead& self, int64_t base, Pointers& p) {
+    const int64_t rest = larger(0, self.end - base - kStep);
+    if (rest > 0) locate(self, base + kStep, p);
+    const int64_t start = task.ahead->begin / kStep * kStep, skip = larger(0, base + kStep - self.end);
+    locate(*task.ahead, start, other);
+    for (int64_t i = rest; i < kStep; ++i) {
+      const int64_t j = smaller(kStep - 1, i - rest + skip);
+      p.k[i] = other.k[j], p.v[i] = other.v[j];
+    }
   }
   void locate_scales(int64_t base, int64_t end) {
     each_run(task.pages, base, end, [&](int64_t i, int64_t page, int64_t row, int64_t n) {
@@ -434,21 +446,24 @@ struct Tile {
     const int64_t from = larger(begin, c * kChunk) / kStep * kStep, to = smaller(end, (c + 1) * kChunk);
     const bool ahead = rows <= kFewRows;
     const AttentionAhead self{task.k, task.v, task.pages, begin, end};
+    bool located = false;
     for (int64_t base = from; base < to; base += kStep) {
-      if (base == from || !ahead) locate(self, base, buffer[base / kStep % 2]);
+      if (!located) locate(self, base, buffer[base / kStep % 2]);
+      located = false;
       now = buffer + base / kStep % 2;
       if (ahead && cold && base == from) prefetch(*now, 0, smaller(kStep, to - base));
       if constexpr (__is_same(T, int8_t)) locate_scales(base, end);
-      if (ahead && base + kStep < stop) {
-        next = buffer + (base / kStep + 1) % 2;
-        locate(self, base + kStep, buffer[(base / kStep + 1) % 2]);
+      const bool another = task.ahead && task.ahead->begin < task.ahead->end;
+      Pointers& then = buffer[(base / kStep + 1) % 2];
+      next = &then;
+      if (ahead && base + kStep < stop && (base + 2 * kStep <= stop || !another)) {
+        locate(self, base + kStep, then);
+        located = true;
         step<true>(base);
-      } else if (ahead && task.ahead && task.ahead->begin < task.ahead->end) {
-        next = buffer + (base / kStep + 1) % 2;
-        const int64_t first_base = task.ahead->begin / kStep * kStep;
-        locate(*task.ahead, first_base, buffer[(base / kStep + 1) % 2]);
+      } else if (ahead && another) {
+        lead_over(self, base, then);
+        if (base <= begin) prefetch(other, 0, base + kStep - end);   // a single step fetches only as many as it reads
         step<true>(base);
-        prefetch(*next, to - base, smaller(kStep, task.ahead->end - first_base));   // what this short step did not
       } else {
         step<false>(base);
       }

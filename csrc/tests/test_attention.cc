@@ -219,6 +219,12 @@ void test_case(const AttentionKernels& k, const Shape& s, unsigned seed) {
       else by_parts(k, c.task, t, std::min(t + step, s.tokens));
     }
   });
+  AttentionAhead ahead{c.task.k, c.task.v, c.task.pages, s.context / 3, s.context};
+  again("fetching ahead", [&] {
+    AttentionTask task = c.task;
+    task.ahead = &ahead;
+    for (int64_t t = 0; t < s.tokens; ++t, task.fetched = true) k.attention(task, t, t + 1, scratch.data);
+  });
   if (s.tree || s.see != Shape::causal) return;
   // The same run in slices that were cached earlier: a token sees nothing behind itself.
   again("sliced run", [&] {
