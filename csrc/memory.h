@@ -2,13 +2,18 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 namespace ridgeline {
 
-// Owns `size` bytes, 64-byte aligned, zeroed, with `kSlack` readable bytes behind them (kernels prefetch ahead).
+class Region;
+
+// Owns `size` bytes, 64-byte aligned, zeroed, with `kSlack` readable bytes behind them (kernels prefetch ahead). Those of
+// kSmall bytes and more share regions of huge pages; a region goes when the last of its buffers does.
 class Buffer {
  public:
-  static constexpr size_t kSlack = 8192;
+  static constexpr size_t kSlack = 8192, kSmall = 65536;
 
   Buffer() = default;
   explicit Buffer(size_t size);
@@ -31,15 +36,13 @@ class Buffer {
 
  private:
   void swap(Buffer& other) {
-    uint8_t* d = data_;
-    data_ = other.data_;
-    other.data_ = d;
-    size_t s = size_;
-    size_ = other.size_;
-    other.size_ = s;
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(region_, other.region_);
   }
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
+  std::shared_ptr<Region> region_;      // null: from the heap
 };
 
 }  // namespace ridgeline
