@@ -40,7 +40,7 @@ class Region {
   }
   // Whole huge pages go back to the system at once, what shares a page with others with the region.
   void release(uint8_t* p, size_t size) {
-    const uintptr_t first = up(reinterpret_cast<uintptr_t>(p), kHuge), last = (reinterpret_cast<uintptr_t>(p) + size) / kHuge * kHuge;
+    const uintptr_t at = reinterpret_cast<uintptr_t>(p), first = up(at, kHuge), last = (at + size) / kHuge * kHuge;
     if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
   }
 

@@ -1,26 +1,12 @@
 // Integer matrix products with AVX-512 VNNI: sixteen output rows a vector, four columns a lane.
-#include "avx512_traits.h"
+#include "avx512_panel.h"
 #include "parts.h"
 
 namespace ridgeline {
 namespace {
 
-// The hardware's prefetcher stops at pages and does not know the next tile. One or two rows read one tile at a time, a
-// single stream in address order, and prefetch 4 KB ahead: 30 GB/s on one core, two tiles side by side 15. More rows: the
-// next pair of tiles comes into L2 during the first pass over this one (8 rows of q5_0 from DRAM: 189 to 280 GOPS).
-constexpr int64_t kAhead = 4096;
-constexpr int kStreamRows = 2;  // with 4 the K-quants lose up to a fifth at 3 and 4 rows
-// Activations of this many rows stay in the L2 cache up to 4,096 columns, whatever the number of rows is.
-constexpr int64_t kRows = 96;
-
-template <int N, _mm_hint Where>
-inline void prefetch(const uint8_t* p) {
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), Where);
-}
-
-// R rows of activations against V tiles; far: see tiles(). One order of operations whatever R and V are, so that a row's result is the
-// same bit for bit alone, in a chunk and in a batch.
+// R rows of activations against V tiles; far: see tiles(). One order of operations whatever R and V are, so that a row's
+// result is the same bit for bit alone, in a chunk and in a batch.
 template <Kind K, int R, int V>
 inline void micro(const uint8_t* quants, ptrdiff_t far, int64_t tile_quants, const uint8_t* scales, int64_t tile_scales,
                   int64_t blocks, const Acts& x, int64_t row, bool next, float* out, int64_t ld, __mmask16 last) {
@@ -135,33 +121,21 @@ template <Kind K, int V>
 void tiles(const Weights& w, const Acts& x, int64_t first_row, int64_t last_row, int64_t t, float* out, int64_t ld) {
   constexpr Layout L = layout(K);
   const int64_t blocks = w.blocks(), tq = blocks * L.quants, ts = w.supers() * L.scales;
-  const int64_t left = w.rows - (t + V - 1) * kTile;
-  const __mmask16 last = left >= kTile ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
   const uint8_t* q = w.quants + t * tq;
   const ptrdiff_t far = w.low ? w.low - w.quants : 0;      // from a block of high nibbles to its low ones
   const uint8_t* s = w.scales + t * ts;
-  float* o = out + t * kTile;
-  int64_t r = first_row;
-  const auto call = [&]<int R>() { micro<K, R, V>(q, far, tq, s, ts, blocks, x, r, r == first_row, o, ld, last); };
-  if constexpr (V == 1) {
-    if (last_row - r == 1) return call.template operator()<1>();
-    if (last_row - r == 2) return call.template operator()<2>();
-  }
-  for (; r + 6 <= last_row; r += 6) call.template operator()<6>();
-  switch (last_row - r) {
-    case 5: return call.template operator()<5>();
-    case 4: return call.template operator()<4>();
-    case 3: return call.template operator()<3>();
-    case 2: return call.template operator()<2>();
-    case 1: return call.template operator()<1>();
-    default: return;
-  }
+  in_calls(first_row, last_row, [&]<int R>(int64_t r) {
+    micro<K, R, V>(q, far, tq, s, ts, blocks, x, r, r == first_row, out + t * kTile, ld, lanes(w, t + V - 1));
+  });
 }
 
 template <Kind K>
 void gemm_kind(const Weights& w, const Acts& x, int64_t first, int64_t last, float* out, int64_t ld) {
-  for (int64_t row = 0; row < x.rows; row += kRows) {
-    const int64_t end = x.rows - row < kRows ? x.rows : row + kRows;
+  if constexpr (has_panels<K>())
+    if (x.rows >= kPanelRows) return gemm_panels<K>(w, x, first, last, out, ld);
+  const int64_t chunks = (x.rows + kRows - 1) / kRows;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t row = x.rows * chunk / chunks, end = x.rows * (chunk + 1) / chunks;
     int64_t t = first;
     // One or two rows read one tile at a time: a single stream in address order.
     if (x.rows > kStreamRows)
@@ -194,12 +168,58 @@ void gemm(const Weights& w, const Acts& x, int64_t first, int64_t last, float* o
   }
 }
 
+// Four whole blocks of quantise(), with the reductions of all four together.
+inline void quantise_four(const float* x, int8_t* q, float* scale, int32_t* sum) {
+  __m512 v[8];
+  __m512i m[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    v[2 * i] = _mm512_loadu_ps(x + 32 * i), v[2 * i + 1] = _mm512_loadu_ps(x + 32 * i + 16);
+    m[i] = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(v[2 * i])),
+                            _mm512_castps_si512(_mm512_abs_ps(v[2 * i + 1])));
+  }
+  const auto two = [](__m512i a, __m512i b) {
+    return _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  };
+  const __m512i m01 = two(m[0], m[1]), m23 = two(m[2], m[3]);
+  const __m512i all = _mm512_max_epi32(_mm512_unpacklo_epi64(m01, m23), _mm512_unpackhi_epi64(m01, m23));
+  const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+  const __m128i bits = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  const __m128 top = _mm_castsi128_ps(bits), most = _mm_set1_ps(127.0f);
+  const __mmask8 finite = _mm_cmplt_epi32_mask(bits, _mm_set1_epi32(0x7f800000));
+  const __mmask8 large = _mm_mask_cmp_ps_mask(finite, top, _mm_set1_ps(0x1p-100f), _CMP_GE_OQ);
+  const __m128 otherwise = _mm_mask_mov_ps(_mm_set1_ps(__builtin_nanf("")), finite, _mm_setzero_ps());
+  _mm_storeu_ps(scale, _mm_mask_div_ps(otherwise, large, top, most));
+  const __m512 inverse = _mm512_broadcast_f32x4(_mm_maskz_div_ps(large, most, top));
+  __m512i n[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512 own = _mm512_permutexvar_ps(_mm512_set1_epi32(i / 2), inverse);
+    n[i] = _mm512_maskz_cvtps_epi32(static_cast<__mmask16>(-(large >> (i / 2) & 1)), _mm512_mul_ps(v[i], own));
+  }
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  __m512i fours[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m512i first = _mm512_packs_epi32(n[4 * i], n[4 * i + 1]), second = _mm512_packs_epi32(n[4 * i + 2], n[4 * i + 3]);
+    const __m512i codes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
+    _mm512_storeu_si512(q + 64 * i, codes);
+    fours[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), codes);
+  }
+  const __m512i pairs =
+      _mm512_add_epi32(_mm512_unpacklo_epi32(fours[0], fours[1]), _mm512_unpackhi_epi32(fours[0], fours[1]));
+  const __m512i sums = _mm512_add_epi32(pairs, _mm512_shuffle_epi32(pairs, _MM_PERM_BADC));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(sum), _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, sums)));
+}
+
 // Symmetric, one scale per 32: the largest magnitude becomes 127. Round to nearest even, as the scalar twin does.
 // A block with an infinity or NaN gets the scale NaN and zeros: the damage shows in every output. A block below
 // 2^-100 becomes zero: 127 / top would overflow.
 void quantise(const float* x, int64_t cols, int8_t* q, float* scale, int32_t* sum) {
   const int64_t blocks = (cols + kBlock - 1) / kBlock;
-  for (int64_t b = 0; b < blocks; ++b) {
+  int64_t b = 0;
+  for (; (b + 4) * kBlock <= cols; b += 4) quantise_four(x + b * kBlock, q + b * kBlock, scale + b, sum + 2 * b);
+  for (; b < blocks; ++b) {
     const int64_t left = cols - b * kBlock;
     const __mmask16 m0 = left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
     const __mmask16 m1 = left >= 32 ? 0xffff : left <= 16 ? 0 : static_cast<__mmask16>((1u << (left - 16)) - 1);

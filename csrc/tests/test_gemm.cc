@@ -464,6 +464,7 @@ int main() {
       for (int64_t rows : {1, 15, 16, 17, 31, 33, 130})
         test_kind(sets, k, rows, cols, rows == 33 && cols <= 256 ? 197 : 13);
     }
+    test_kind(sets, k, 33, 2304, 50);       // more columns than are unpacked at a time for many rows
     std::printf("%s done, %d failures\n", kNames[kind], failures);
     std::fflush(stdout);
   }
