@@ -9,6 +9,7 @@
      +- RequestError         one request is wrong; no other request notices
      |   +- InvalidPrompt    empty, too long, not valid text, token ids out of range
      |   +- InvalidParams    a sampling parameter or a contradiction between two
+     +- PeerError            a server that is measured does not answer, or not as its protocol says
      +- EngineError          the engine cannot go on with a request that was valid
          +- OutOfMemory      the cache cannot hold what a single request needs
 
@@ -50,6 +51,10 @@ class InvalidPrompt(RequestError):
 
 
 class InvalidParams(RequestError):
+    pass
+
+
+class PeerError(RidgelineError):
     pass
 
 

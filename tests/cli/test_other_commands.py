@@ -267,15 +267,19 @@ def test_help_and_version(run: Any) -> None:
     ran = run("--help")
     assert ran.code == 0 and all(name in ran.out for name in COMMANDS)
     for name in COMMANDS:
-        ran = run(name, "--help")
+        ran = run(name, *(["latency"] if name == "bench" else []), "--help")
         # quantize runs no engine, so it has none of its flags.
         assert ran.code == 0 and "MODEL" in ran.out and ("--dtype" in ran.out) == (name != "quantize")
+    ran = run("bench", "--help")
+    assert ran.code == 0 and all(mode in ran.out for mode in ("latency", "throughput", "serve", "compare"))
     assert run("--version").out.startswith("ridgeline ")
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("genrate", "x"), "did you mean generate?"), (("teapot",), "Commands: generate, chat"), ((), "COMMAND"),
-    (("generate",), "MODEL"), (("--nosuch",), "COMMAND"), (("info", "x", "--jsn"), "did you mean --json?")], ids=str)
+    (("generate",), "MODEL"), (("--nosuch",), "COMMAND"), (("info", "x", "--jsn"), "did you mean --json?"),
+    (("bench", "serv"), "invalid choice: 'serv'"), (("bench",), "MODE"),
+    (("bench", "latency", "x", "--wrok", "d1"), "did you mean --work?")], ids=str)
 def test_wrong_command_lines(run: Any, arguments: tuple[str, ...], words: str) -> None:
     ran = run(*arguments)
     assert (ran.code, ran.out) == (2, "") and words in ran.err and ran.err.count("\n") == 1

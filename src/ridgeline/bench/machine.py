@@ -6,12 +6,12 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import ridgeline
+from ridgeline.bench.host import cores, cpu_name
 from ridgeline.config import EngineConfig
 from ridgeline.loading import activation_dtype
 
@@ -65,7 +65,7 @@ def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig) -> 
     else:
         threads, isa = torch.get_num_threads(), None
         bandwidth, peak, peak_of = _torch(dtype, device)
-    return Machine(cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device), len(os.sched_getaffinity(0)),
+    return Machine(cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device), cores(),
                    threads, isa, bandwidth, peak, peak_of, torch.__version__, platform.python_version(),
                    ridgeline.__version__, round(load, 2))
 
@@ -126,14 +126,3 @@ def _once(function: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return 1 / (time.perf_counter() - start)
-
-
-def cpu_name() -> str:
-    """The processor as the system names it."""
-    try:
-        for row in Path("/proc/cpuinfo").read_text().splitlines():
-            if row.startswith("model name"):
-                return row.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ridgeline import __version__
-from ridgeline.errors import EngineError, RidgelineError
+from ridgeline.errors import EngineError, PeerError, RidgelineError
 
 COMMANDS = {
     "generate": "continue one prompt or many",
@@ -18,7 +18,7 @@ COMMANDS = {
     "info": "what a model is made of, and the memory it needs",
     "perplexity": "how well a model predicts a text, alone or against a reference",
     "quantize": "write a model with weights of 4 or 8 bits",
-    "bench": "how fast a model runs here, beside the limit of this machine",
+    "bench": "how fast a model runs here beside the limit of this machine, or a server under load",
 }
 FAILED = 1
 USAGE_ERROR = 2          # also what argparse exits with
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except RidgelineError as error:
         print(f"ridgeline: error: {error}", file=sys.stderr)
-        return FAILED if isinstance(error, EngineError) else USAGE_ERROR
+        return FAILED if isinstance(error, EngineError | PeerError) else USAGE_ERROR
     except KeyboardInterrupt:
         if sys.stderr.isatty():
             print(file=sys.stderr)          # the terminal shows ^C where the line had come to
@@ -94,5 +94,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if unknown:
         flag = next((u for u in unknown if u.startswith("-")), unknown[0])
         what = "unknown flag" if flag.startswith("-") else "an argument too many:"
-        sub.error(f"{what} {flag}{sub.near(flag)}")
+        inner = getattr(options, "parser", sub)         # of a command with modes
+        inner.error(f"{what} {flag}{inner.near(flag)}")
     return options

@@ -47,10 +47,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scheduling-policy", metavar="NAME", help="fcfs (default), priority or static")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None,
         help="reuse the KV cache of common prefixes (default on)")
-    add("--speculative-config", type=_json, metavar="JSON",
+    add("--speculative-config", type=json_object, metavar="JSON",
         help='e.g. \'{"method": "ngram", "num_speculative_tokens": 4}\'; methods: ngram, lookup_tree, draft_model, '
              "hidden_drafter (the last two with \"model\")")
-    add("--diffusion-config", type=_json, metavar="JSON",
+    add("--diffusion-config", type=json_object, metavar="JSON",
         help='options of block diffusion, e.g. \'{"block": 4, "threshold": 0.9}\'')
 
 
@@ -82,7 +82,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) 
     add("--repetition-penalty", type=float, metavar="R", help="above 1: tokens of prompt and output become less likely")
     add("--presence-penalty", type=float, metavar="P", help="subtracted once from tokens of the output")
     add("--frequency-penalty", type=float, metavar="P", help="subtracted for each occurrence in the output")
-    add("--logit-bias", type=_json, metavar="JSON", help='added to logits, e.g. \'{"42": -5}\'')
+    add("--logit-bias", type=json_object, metavar="JSON", help='added to logits, e.g. \'{"42": -5}\'')
     add("--allowed-token-ids", type=int, nargs="+", metavar="ID", help="only these tokens may be chosen")
     add("--bad-words", nargs="+", metavar="WORD", help="never generate these words")
     add("--seed", type=int, metavar="N", help="makes sampling repeatable")
@@ -129,7 +129,7 @@ def not_utf8(what: str, error: UnicodeDecodeError) -> str:
     return f"{what} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
 
 
-def _json(text: str) -> Any:
+def json_object(text: str) -> Any:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
