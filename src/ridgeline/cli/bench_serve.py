@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one object instead of the report")
     add("--save-result", metavar="FILE", help=".json or .jsonl, with every request; `bench compare` reads it")
     add("--markdown", metavar="FILE", help="the report as markdown")
+    add("--html", metavar="FILE", help="the report with charts, one file without links to elsewhere")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -101,6 +102,10 @@ def run(options: argparse.Namespace) -> int:
         report.save(result, options.save_result)
     if options.markdown is not None:
         report.write(options.markdown, report.markdown(result))
+    if options.html is not None:
+        from ridgeline.bench.serve.html import html
+
+        report.write(options.html, html(result))
     if result["interrupted"]:
         print("interrupted: what was measured until then is above", file=sys.stderr)
         return INTERRUPTED

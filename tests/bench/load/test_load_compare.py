@@ -33,8 +33,9 @@ def result(seed: int, slower: float = 1.0, count: int = 120, failing: int = 0) -
             "workload": {"spec": {"dataset": "random", "input_len": 50}, "num_prompts": count, "ignore_eos": False,
                          "body": {"temperature": 0.0}},
             "wanted": {"metrics": ["ttft"], "percentiles": [50], "goodput_ms": {"ttft": 130.0}},
-            "cells": [{"arrivals": {"kind": "closed", "name": "1 client", "concurrency": 1, "stagger_s": 0.0}, "warmups": 1,
-                       "grade": "valid", "summary": {"steady_window_s": [0.0, clock]}, "requests": requests}]}
+            "cells": [{"arrivals": {"kind": "closed", "name": "1 client", "short": "1 client", "concurrency": 1,
+                                    "stagger_s": 0.0}, "warmups": 1, "grade": "valid",
+                       "summary": {"steady_window_s": [0.0, clock]}, "requests": requests}]}
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, str]:
@@ -106,7 +107,7 @@ def test_sweeps_are_compared_load_by_load():
         whole = result(seed)
         cells = [copy.deepcopy(whole["cells"][0]) for _ in loads]
         for cell, clients in zip(cells, loads):
-            cell["arrivals"] |= {"concurrency": clients, "name": f"{clients} clients"}
+            cell["arrivals"] |= {"concurrency": clients, "name": f"{clients} clients", "short": f"{clients} clients"}
         sweeps.append({**whole, "cells": cells})
     assert [cell["load"] for cell in compare(*sweeps)["cells"]] == ["2 clients", "4 clients"]
     sweeps[1]["cells"] = sweeps[1]["cells"][2:]

@@ -80,7 +80,8 @@ def test_prefix_hits_on_prompts_that_should_be_new_make_a_run_invalid(load, from
 
 def test_prefix_hits_of_a_workload_that_shares_are_reported_only(load):
     with serving(Behaviour(cached_ttft_s=0.001)) as peer:
-        result = load(peer, "--dataset-name", "prefix", "--prefix-len", 30, "--num-prefixes", 2, "--max-concurrency", 1)
+        result = load(peer, "--dataset-name", "prefix", "--prefix-len", 30, "--num-prefixes", 2, "--max-concurrency", 1,
+                      "--max-client-lag", 2000)
     cell = result["cells"][0]
     assert cell["summary"]["prefix_hit_rate"] == 6 / 8 and cell["grade"] != "invalid"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ridgeline.errors import ConfigError
@@ -28,19 +29,22 @@ class Arrivals:
     stagger: float | None = None
 
     @property
-    def name(self) -> str:
+    def short(self) -> str:
         if self.kind == CLOSED:
             return f"{self.concurrency} client{'s' if self.concurrency != 1 else ''}"
-        cap = f", at most {self.concurrency} at once" if self.concurrency else ""
         if self.kind == TRACE:
-            return f"trace times{cap}"
-        assert self.rate is not None
+            return "trace times"
         ramp = f" to {self.ramp_to:.4g}" if self.ramp_to is not None else ""
-        shape = {1.0: "Poisson", math.inf: "constant"}.get(self.burstiness, f"gamma {self.burstiness:g}")
-        return f"{self.rate:.4g}{ramp} requests/s, {shape}{cap}"
+        return f"{self.rate:.4g}{ramp} requests/s"
+
+    @property
+    def name(self) -> str:
+        shape = {1.0: ", Poisson", math.inf: ", constant"}.get(self.burstiness, f", gamma {self.burstiness:g}")
+        cap = f", at most {self.concurrency} at once" if self.concurrency else ""
+        return self.short + (shape if self.kind == OPEN else "") + (cap if self.kind != CLOSED else "")
 
     def describe(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": self.kind, "name": self.name, "concurrency": self.concurrency}
+        found: dict[str, Any] = {"kind": self.kind, "name": self.name, "short": self.short, "concurrency": self.concurrency}
         if self.kind == CLOSED:
             return {**found, "stagger_s": self.stagger}
         burstiness = "constant" if math.isinf(self.burstiness) else self.burstiness
@@ -54,16 +58,15 @@ class Arrivals:
     def deadlines(self, count: int, seed: int) -> list[float]:
         """Seconds after the start at which each of `count` requests is due: (count,), rising. OPEN only.
 
-        Gaps of mean 1 are drawn and mapped to times by the inverse of the expected number of arrivals up to t: `rate t`, or
-        with a ramp over T seconds `rate t + (ramp_to - rate) t^2 / 2T`, with T such that `count` are expected in it.
+        Gaps are drawn, scaled to a mean of exactly 1 (60 Poisson arrivals would else miss their rate by 13 %), and mapped to
+        times by the inverse of the expected number of arrivals up to t: `rate t`, or with a ramp over T seconds
+        `rate t + (ramp_to - rate) t^2 / 2T`, with T such that `count` are expected in it.
         """
         assert self.kind == OPEN and self.rate is not None
-        draw = random.Random(f"{seed}/arrivals")
-        total, found = 0.0, []
-        for _ in range(count):
-            found.append(self._time(total, count))
-            total += 1.0 if math.isinf(self.burstiness) else draw.gammavariate(self.burstiness, 1 / self.burstiness)
-        return found
+        draw, constant = random.Random(f"{seed}/arrivals"), math.isinf(self.burstiness)
+        gaps = [1.0 if constant else draw.gammavariate(self.burstiness, 1 / self.burstiness) for _ in range(count - 1)]
+        scale = len(gaps) / total if (total := sum(gaps)) > 0 else 1.0
+        return [self._time(expected * scale, count) for expected in accumulate(gaps, initial=0.0)]
 
     def _time(self, expected: float, count: int) -> float:
         assert self.rate is not None
@@ -71,8 +74,6 @@ class Arrivals:
             return expected / self.rate
         span = 2 * count / (self.rate + self.ramp_to)
         curve = (self.ramp_to - self.rate) / (2 * span)
-        if expected > count:                                # random gaps went past the ramp: on at its last rate
-            return span + (expected - count) / self.ramp_to
         return (math.sqrt(self.rate * self.rate + 4 * curve * expected) - self.rate) / (2 * curve)
 
 

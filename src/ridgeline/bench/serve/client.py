@@ -1,6 +1,7 @@
 """One connection pool to an OpenAI-compatible server, and one request on it: bytes in, stamps out.
 
-aiohttp, since its parser of HTTP is written in C: the client shares the machine with what it measures.
+aiohttp, for its HTTP parser in C: with 16 streams a chunk costs 50 us of a core, with httpx 123, and the client often shares
+its machine with the server.
 """
 from __future__ import annotations
 

@@ -174,12 +174,12 @@ class _Cells:
             return None
         first = next((i for i, cell in enumerate(self.cells) if self.saturated(cell)), None)
         if first == 0:
-            return {"cell": 0, "text": f"Saturated already at {self.cells[0].arrivals.name}"}
+            return {"cell": 0, "text": f"Saturated already at {self.cells[0].arrivals.short}"}
         index = len(self.cells) - 1 if first is None else first - 1
-        name = self.cells[index].arrivals.name
+        name = self.cells[index].arrivals.short
         if first is None:
             return {"cell": index, "text": f"Not saturated at the largest load, {name}"}
-        return {"cell": index, "text": f"Carries {name} ({self.cells[first].arrivals.name} saturates it)"}
+        return {"cell": index, "text": f"Carries {name} ({self.cells[first].arrivals.short} saturates it)"}
 
     def as_json(self) -> list[dict[str, Any]]:
         found = []

@@ -79,7 +79,7 @@ def load_rows(cell: dict[str, Any]) -> Rows:
 
 def curve_rows(result: dict[str, Any]) -> Rows:
     """A row for each cell of a sweep."""
-    rows = [["load", "requests/s", "output tokens/s", "TTFT p50", "TPOT p50", "E2E p50", "failed", "attainment", ""]]
+    rows = [["load", "requests/s", "output tokens/s", "TTFT p50", "TPOT p50", "E2E p50", "failed", "attainment", "grade", ""]]
     knee = (result.get("knee") or {}).get("cell")
     for index, cell in enumerate(result["cells"]):
         s = cell["summary"]
@@ -88,9 +88,9 @@ def curve_rows(result: dict[str, Any]) -> Rows:
             return ms(latencies[name]["percentiles"].get("50")) if name in latencies else "-"
 
         note = "saturated" if cell.get("saturated") else "knee" if index == knee else ""
-        rows.append([cell["arrivals"]["name"], number(s["requests_per_s"]), number(s["output_tokens_per_s"]), middle("ttft"),
+        rows.append([cell["arrivals"]["short"], number(s["requests_per_s"]), number(s["output_tokens_per_s"]), middle("ttft"),
                      middle("tpot"), middle("e2el"), str(s["failed"]),
-                     "-" if s.get("attainment") is None else f"{s['attainment']:.0%}", note])
+                     "-" if s.get("attainment") is None else f"{s['attainment']:.0%}", cell["grade"], note])
     return rows
 
 
@@ -102,9 +102,7 @@ def text(result: dict[str, Any]) -> str:
         parts.append(table(curve_rows(result)))
     for cell in cells if len(cells) == 1 else ():
         parts += [table(latency_rows(cell)), table(load_rows(cell), right=False), SYMBOLS]
-    for cell in cells:
-        where = f" at {cell['arrivals']['name']}" if len(cells) > 1 else ""
-        parts.append("\n".join(f"{badge['grade']}{where}: {badge['text']}" for badge in cell["badges"]))
+    parts.append("\n".join(f"{grade}: {sentence}" for grade, sentence in remarks(result)))
     return "\n\n".join([*parts, verdict(result)])
 
 
@@ -129,10 +127,29 @@ def facts(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("server", name + (f", version {server['version']}" if server["version"] else "")),
             ("workload", f"{workload['spec']['dataset']} ({given}), {workload['num_prompts']} requests"
                          + (", ignore_eos" if workload["ignore_eos"] else "")),
-            ("load", "; ".join(cell["arrivals"]["name"] for cell in result["cells"])),
+            ("load", _loads([cell["arrivals"] for cell in result["cells"]])),
             ("warm-up", f"{warm} requests before each load; prompts are new each time (salt {result['salt']})"),
             ("client", f"{client['cpu']}, {client['cores']} cores, load average {client['load']}; Python {client['python']}, "
                        f"aiohttp {client['aiohttp']}, ridgeline {client['ridgeline']}")]
+
+
+def _loads(found: Sequence[dict[str, Any]]) -> str:
+    """What stands behind the number (Poisson, a cap) is the same for all loads of a sweep and said once."""
+    return ", ".join([*(load["short"] for load in found[:-1]), found[-1]["name"]])
+
+
+def remarks(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """(grade, sentence) of the run; of a sweep, what makes loads invalid, and how many have cautions."""
+    cells = result["cells"]
+    if len(cells) == 1:
+        return [(badge["grade"], badge["text"]) for badge in cells[0]["badges"]]
+    found = [("invalid", f"{cell['arrivals']['short']}: {badge['text']}") for cell in cells for badge in cell["badges"]
+             if badge["grade"] == "invalid"]
+    cautious = sum(any(badge["grade"] == "caution" for badge in cell["badges"]) for cell in cells)
+    if cautious:
+        found.append(("caution", f"{cautious} of {len(cells)} loads have cautions, which stand with each load in --html, "
+                                 "--markdown and --json"))
+    return found or [("valid", "nothing speaks against any load")]
 
 
 def save(result: dict[str, Any], path: str) -> None:
