@@ -41,7 +41,7 @@ class Axis:
                 low, high = low / 1.25, high * 1.25
             return cls(low / 1.05, high * 1.05, label, True)
         low = min(0.0, low) if zero else low
-        if high <= low:
+        if high - low <= 1e-9 * max(abs(low), abs(high)):          # all alike, but for rounding
             high = low + (abs(low) or 1.0)
         step = _step(high - low, 5)
         return cls(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, label)

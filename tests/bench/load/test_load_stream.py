@@ -120,7 +120,9 @@ def test_an_answer_of_an_end_token_alone():
     ([text("", "stop")], True, "no token", "holds no token"),
     ([{"error": {"message": "out of pages"}}], False, "error event", "the server reports out of pages"),
     ([["what"]], False, "error event", "what"),
-    ([{"choices": [7]}], False, "bad event", "a choice is 7"),
+    *(([event], False, "bad event", "an event has another form") for event in (
+        {"choices": [7]}, {"choices": 7}, delta(content=["x"]), delta(tool_calls=["x"]), text(7),
+        {"usage": [1]}, usage("many"), usage(2, prompt_tokens_details=3))),
 ])
 def test_broken_answers(events, done, kind, words):
     with pytest.raises(BrokenAnswer, match=words) as error:

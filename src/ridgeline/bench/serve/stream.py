@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class Answer:
     sizes: list[int] = field(default_factory=list)          # characters of each chunk
     running: list[int | None] = field(default_factory=list)  # tokens so far when each chunk came, if the server says so
     texts: list[str] = field(default_factory=list)          # of the channel that goes into a history
-    usage: dict[str, Any] | None = None
+    usage: dict[str, int | None] = field(default_factory=dict)      # prompt_tokens, completion_tokens, cached_tokens
     ids: int = 0
     finish_reason: str | None = None
     finished: float | None = None
@@ -63,28 +64,29 @@ class Answer:
             raise BrokenAnswer("bad event", f"an event is not JSON: {data[:80]!r}") from None
         if not isinstance(event, dict) or event.get("object") == "error" or event.get("error"):
             raise BrokenAnswer("error event", f"the server reports {message_of(event)}")
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            self.usage = usage
-        for choice in event.get("choices") or ():
-            self._choice(choice, now)
+        try:
+            if event.get("usage"):
+                self.usage = _usage(event["usage"])
+            for choice in event.get("choices") or ():
+                self._choice(choice, now)
+        except (AttributeError, TypeError, KeyError):
+            raise BrokenAnswer("bad event", f"an event has another form than the protocol's: {data[:200]!r}") from None
 
-    def _choice(self, choice: Any, now: float) -> None:
-        if not isinstance(choice, dict):
-            raise BrokenAnswer("bad event", f"a choice is {choice!r:.80}; it must be an object")
+    def _choice(self, choice: dict[str, Any], now: float) -> None:
+        """raises AttributeError or TypeError for a choice that is none."""
         delta = choice.get("delta")
-        if isinstance(delta, dict):
-            text = delta.get("content") or ""
+        if delta is not None:
+            text = "" + (delta.get("content") or "")
             size = sum(len(delta.get(channel) or "") for channel in TEXTS) + _tool_size(delta)
         else:
-            text = choice.get("text") or ""
+            text = "" + (choice.get("text") or "")
             size = len(text)
         # Tokens whose bytes the server still holds back come with an empty text; they belong to the next chunk.
         self.ids += len(choice.get("token_ids") or ())
         if size:
             self.times.append(now)
             self.sizes.append(size)
-            self.running.append((self.usage or {}).get("completion_tokens") or self.ids or None)
+            self.running.append(self.usage.get("completion_tokens") or self.ids or None)
             self.texts.append(text)
         if choice.get("finish_reason"):
             self.finish_reason, self.finished = choice["finish_reason"], now
@@ -93,10 +95,8 @@ class Answer:
         """Write chunks and counts into a record. raises BrokenAnswer if the stream ended too early or held no token."""
         record.times, record.finish_reason = self.times, self.finish_reason
         record.tokens = [1] * len(self.times)
-        usage = self.usage or {}
-        record.prompt_tokens = usage.get("prompt_tokens")
-        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        total = usage.get("completion_tokens") or self.ids or None
+        record.prompt_tokens, record.cached_tokens = self.usage.get("prompt_tokens"), self.usage.get("cached_tokens")
+        total = self.usage.get("completion_tokens") or self.ids or None
         record.counted = CHUNKS if total is None else USAGE
         if not self.done and self.finish_reason is None:
             raise BrokenAnswer("broken stream", f"the stream ended after {len(self.times)} chunks without a finish reason")
@@ -128,6 +128,13 @@ class Answer:
         if ends:
             assert self.finished is not None
             record.times, record.tokens = [*self.times, self.finished], [*record.tokens, total - last]
+
+
+def _usage(found: dict[str, Any]) -> dict[str, int | None]:
+    """raises AttributeError or TypeError for counts that are none."""
+    counts = {name: found.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    counts["cached_tokens"] = (found.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return {name: None if count is None else operator.index(count) for name, count in counts.items()}
 
 
 def _tool_size(delta: dict[str, Any]) -> int:
