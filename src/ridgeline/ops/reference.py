@@ -57,9 +57,9 @@ def hadamard(x: Tensor) -> Tensor:
     root of its size. Queries and keys of an int8 cache go through it: their products stay, and a key's few large dimensions
     do not coarsen the others (arXiv 2404.00456)."""
     size, h = x.shape[-1] & -x.shape[-1], 1
-    y = x if x.dtype == torch.float64 else x.float()
+    y = (x if x.dtype == torch.float64 else x.float()).contiguous()
     while h < size:
-        a, b = y.unflatten(-1, (-1, 2, h)).unbind(-2)                                    # (..., d / 2h, h)
+        a, b = y.view(*y.shape[:-1], -1, 2, h).unbind(-2)                                # (..., d / 2h, h)
         y = torch.stack([a + b, a - b], -2).flatten(-3)
         h *= 2
     return (y * size ** -0.5).to(x.dtype)
