@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -30,6 +30,16 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids")
 # in the text, and a space between the two is not taken for one at the start of a text. Four bytes are enough for the
 # first; eight tokens nearly always show some text.
 CONTEXT_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose text is tokenised, checked and ready to be queued. arrival: when it was handed over."""
+
+    text: str | None
+    ids: list[int]
+    params: SamplingParams
+    arrival: float
 
 
 class _Sample:
@@ -93,7 +103,8 @@ class _Live:
 
 
 class Frontend:
-    """One engine and its tokenizer (None: token ids in, token ids out). Every method from one thread, but `render`."""
+    """One engine and its tokenizer (None: token ids in, token ids out). Every method from one thread, but `render`
+    and `prepare`, which any thread may call."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, chat_template: str | None = None):
         self.engine, self.tokenizer, self.chat_template = engine, tokenizer, chat_template
@@ -116,11 +127,19 @@ class Frontend:
     def add(self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None,
             strategy: str | None = None) -> str:
         """Tokenise and queue a prompt; returns its request id. raises RequestError; nothing else is disturbed."""
+        return self.queue(self.prepare(prompt, params), request_id=request_id, strategy=strategy)
+
+    def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
+        """Tokenise and check a prompt, in any thread. raises RequestError."""
         arrival = time.monotonic()
         if not isinstance(params, SamplingParams):
             raise InvalidParams(f"params is {type(params).__name__}; it must be SamplingParams")
         text, ids = self._tokenise(prompt)
-        params = self._resolve(params)
+        return Prepared(text, ids, self._resolve(params), arrival)
+
+    def queue(self, prepared: Prepared, *, request_id: str | None = None, strategy: str | None = None) -> str:
+        """Queue a prepared prompt; returns its request id. raises RequestError; nothing else is disturbed."""
+        text, ids, params = prepared.text, prepared.ids, prepared.params
         self._count += 1
         engine_id = f"request-{self._count}"
         if request_id is None:
@@ -129,7 +148,7 @@ class Frontend:
             raise InvalidParams(f"request_id {request_id!r} is in use by a live request")
         tokenizer = self.tokenizer if params.detokenize else None
         samples = [_Sample(i, params, tokenizer, ids, text) for i in range(params.n)]
-        self.engine.add_request(EngineRequest(engine_id, ids, params, strategy=strategy, arrival=arrival))
+        self.engine.add_request(EngineRequest(engine_id, ids, params, strategy=strategy, arrival=prepared.arrival))
         output = RequestOutput(request_id, text, ids, [s.output for s in samples])
         self._live[engine_id] = _Live(output, samples, engine_id)
         self._engine_ids[request_id] = engine_id
