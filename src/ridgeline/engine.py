@@ -4,12 +4,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ridgeline.cache import CacheStats, CacheStore, OutOfPages
 from ridgeline.decoding.base import Commit, Result, Rows, Run, Strategy, Verify
 from ridgeline.decoding.score import Score
-from ridgeline.errors import ConfigError, EngineError, InvalidParams, InvalidPrompt, OutOfMemory, RidgelineError
+from ridgeline.errors import ConfigError, EngineError, InvalidParams, InvalidPrompt, OutOfMemory, PromptTooLong, RidgelineError
 from ridgeline.runner import Runner, Slice, SliceResult
 from ridgeline.scheduling.policies import build_policy
 from ridgeline.scheduling.scheduler import Scheduler
@@ -26,8 +26,10 @@ class EngineStats:
     generation_tokens: int = 0      # tokens committed
     target_rows: int = 0            # rows of target passes, drafts included
     preemptions: int = 0
+    drafts: int = 0                 # passes that verified draft tokens
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)   # by place in the draft
     prefix_queries: int = 0         # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0            # of these, found
     running: int = 0
@@ -92,7 +94,7 @@ class Engine:
             raise InvalidPrompt("the prompt is empty; it needs at least one token")
         longest = self.max_model_len - (params.max_tokens != 0)
         if len(prompt) > longest:
-            raise InvalidPrompt(f"the prompt has {len(prompt)} tokens; at most {longest} fit the context of "
+            raise PromptTooLong(f"the prompt has {len(prompt)} tokens; at most {longest} fit the context of "
                                 f"{self.max_model_len} tokens")
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             wrong = next(t for t in prompt if not 0 <= t < self.vocab_size)
@@ -302,13 +304,22 @@ class Engine:
         seq.new_tokens += seq.tokens[before:]
         seq.new_logprobs += logprobs[:added]
         self.stats.generation_tokens += added
-        self.stats.draft_tokens += commit.drafted
         accepted = min(max(0, len(commit.tokens) - 1), added) if commit.drafted else 0
-        self.stats.accepted_tokens += accepted
+        if commit.drafted:
+            self._count_drafts(commit.drafted, accepted)
         seq.metrics.draft_tokens += commit.drafted
         seq.metrics.accepted_tokens += accepted
         seq.metrics.target_steps += 1
         self.store.commit(seq.id, commit.keep, seq.target)
+
+    def _count_drafts(self, drafted: int, accepted: int) -> None:
+        stats = self.stats
+        stats.drafts += 1
+        stats.draft_tokens += drafted
+        stats.accepted_tokens += accepted
+        stats.accepted_per_pos += [0] * (accepted - len(stats.accepted_per_pos))
+        for place in range(accepted):
+            stats.accepted_per_pos[place] += 1
 
     @staticmethod
     def _check_end(seq: Sequence, token: int) -> None:

@@ -7,7 +7,8 @@
      |   +- CorruptFile      a file is damaged: names the file, the tensor or field, what was expected
      |   +- UnsupportedModel an architecture or variant that has no implementation; the known ones are listed
      +- RequestError         one request is wrong; no other request notices
-     |   +- InvalidPrompt    empty, too long, not valid text, token ids out of range
+     |   +- InvalidPrompt    empty, not valid text, token ids out of range
+     |   |   +- PromptTooLong
      |   +- InvalidParams    a sampling parameter or a contradiction between two
      +- EngineError          the engine cannot go on with a request that was valid
          +- OutOfMemory      the cache cannot hold what a single request needs
@@ -46,6 +47,10 @@ class RequestError(RidgelineError):
 
 
 class InvalidPrompt(RequestError):
+    pass
+
+
+class PromptTooLong(InvalidPrompt):
     pass
 
 

@@ -103,8 +103,8 @@ class _Live:
 
 
 class Frontend:
-    """One engine and its tokenizer (None: token ids in, token ids out). Every method from one thread, but `render`
-    and `prepare`, which any thread may call."""
+    """One engine and its tokenizer (None: token ids in, token ids out). Every method from one thread, but `render`,
+    `conversation` and `prepare`, which any thread may call."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, chat_template: str | None = None):
         self.engine, self.tokenizer, self.chat_template = engine, tokenizer, chat_template
@@ -118,11 +118,15 @@ class Frontend:
 
     def render(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         """Token ids of a conversation. raises InvalidPrompt, also where the model has no chat template."""
+        return self.conversation(messages, **kwargs)[1]
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[str, list[int]]:
+        """The prompt for a conversation, as text and as token ids."""
         if self.tokenizer is None:
             raise InvalidPrompt("chat needs a tokenizer; this model has none")
         kwargs.setdefault("chat_template", self.chat_template)
         text = render_chat(self.tokenizer, messages, **kwargs)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
 
     def add(self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None,
             strategy: str | None = None) -> str:

@@ -15,6 +15,7 @@ from ridgeline.errors import EngineError, RidgelineError
 COMMANDS = {
     "generate": "continue one prompt or many",
     "chat": "talk with a model that has a chat template",
+    "serve": "answer requests over HTTP, as OpenAI's and Anthropic's interfaces have it",
     "info": "what a model is made of, and the memory it needs",
     "perplexity": "how well a model predicts a text, alone or against a reference",
     "quantize": "write a model with weights of 4 or 8 bits",

@@ -21,7 +21,6 @@ from ridgeline.errors import InvalidPrompt
 from ridgeline.text.detokenize import ByteDecoder, IncrementalDecoder, WindowDecoder
 from ridgeline.text.sentencepiece import SPACE
 
-
 # Characters from which on a text is encoded without the interpreter's lock: `encode` holds it (0.45 us a character, so
 # that a text of a million would stop every other thread for half a second), `encode_batch_fast` does not, and costs
 # 10 us more.
