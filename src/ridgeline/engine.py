@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.cache import CacheStats, CacheStore, OutOfPages
 from ridgeline.decoding.base import Commit, Result, Rows, Run, Strategy, Verify
+from ridgeline.decoding.embed import Embed
 from ridgeline.decoding.score import Score
 from ridgeline.errors import ConfigError, EngineError, InvalidParams, InvalidPrompt, OutOfMemory, PromptTooLong, RidgelineError
 from ridgeline.runner import Runner, Slice, SliceResult
@@ -52,7 +53,8 @@ class Engine:
                  scheduling_policy: str = "fcfs", eos_token_ids: tuple[int, ...] = (), vocab_size: int,
                  max_logprobs: int = 20, seed: int = 0):
         self.runners, self.store, self.strategies = dict(runners), store, dict(strategies)
-        self.strategies.setdefault("score", Score())
+        for name, strategy in (("score", Score()), ("embed_last", Embed("last")), ("embed_mean", Embed("mean"))):
+            self.strategies.setdefault(name, strategy)
         self.default_strategy = next(iter(strategies))
         self.max_model_len, self.eos_token_ids, self.vocab_size = max_model_len, eos_token_ids, vocab_size
         self.max_logprobs = max_logprobs
@@ -310,6 +312,8 @@ class Engine:
         seq.metrics.draft_tokens += commit.drafted
         seq.metrics.accepted_tokens += accepted
         seq.metrics.target_steps += 1
+        if commit.embedding is not None:
+            seq.embedding = commit.embedding.tensor[0].float().tolist()
         self.store.commit(seq.id, commit.keep, seq.target)
 
     def _count_drafts(self, drafted: int, accepted: int) -> None:
@@ -408,6 +412,7 @@ class Engine:
                 del self._requests[seq.request_id]
         self._outputs.append(StepOutput(
             seq.request_id, seq.index, seq.new_tokens, seq.new_logprobs,
-            seq.prompt_logprobs if told and seq.index == 0 else None, seq.finish_reason, seq.stop_token, seq.error, metrics))
+            seq.prompt_logprobs if told and seq.index == 0 else None, seq.finish_reason, seq.stop_token, seq.error, metrics,
+            seq.embedding))
         seq.new_tokens, seq.new_logprobs = [], []
 

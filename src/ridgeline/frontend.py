@@ -236,6 +236,7 @@ class Frontend:
             return                                      # a stop string ended it; this is the engine's last word
         out = sample.output
         out.metrics = step.metrics
+        live.output.embedding = step.embedding
         if step.prompt_logprobs is not None:
             live.output.prompt_logprobs = [None if p is None else self._logprob(p) for p in step.prompt_logprobs]
         count = sample.push(step.new_tokens, ended=step.finish_reason is FinishReason.STOP)

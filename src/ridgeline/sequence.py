@@ -38,6 +38,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
         self.error: Exception | None = None
+        self.embedding: list[float] | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.new_tokens: list[int] = []
         self.new_logprobs: list[TokenLogprobs] = []

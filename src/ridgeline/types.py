@@ -144,6 +144,7 @@ class StepOutput:
     stop_token: int | None = None
     error: Exception | None = None
     metrics: RequestMetrics | None = None
+    embedding: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The answer to one prompt: whole, or in a stream as far as it is known. `error` is set when it failed."""
+    """The answer to one prompt: whole, or in a stream as far as it is known. `error` is set when it failed.
+
+    embedding: the prompt's pooled final hidden states, of the strategies embed_last and embed_mean.
+    """
 
     request_id: str
     prompt: str | None
@@ -183,6 +187,7 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: Sequence[Logprob | None] | None = None
     error: Exception | None = None
+    embedding: list[float] | None = None
 
     @property
     def metrics(self) -> RequestMetrics:

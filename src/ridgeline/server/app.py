@@ -13,12 +13,14 @@ from starlette.responses import HTMLResponse, Response
 
 from ridgeline import __version__
 from ridgeline.errors import RidgelineError
-from ridgeline.server import chat, completions, tokens
+from ridgeline.server import chat, completions, embeddings, messages, responses, tokens
 from ridgeline.server.edge import AccessLog, Edge
 from ridgeline.server.errors import ApiError, api_error, http_error, validation_error
 from ridgeline.server.metrics import CONTENT_TYPE
 from ridgeline.server.reply import Json, Reply, respond
 from ridgeline.server.schemas import openai
+from ridgeline.server.schemas.messages import CountRequest, MessagesRequest
+from ridgeline.server.schemas.responses import ResponsesRequest
 from ridgeline.server.service import Context, Service
 
 Handler = Callable[[Service, Any, Context], Awaitable[Reply]]
@@ -27,6 +29,10 @@ Handler = Callable[[Service, Any, Context], Awaitable[Reply]]
 ENDPOINTS: dict[str, tuple[type[Any], Handler]] = {
     "/v1/completions": (openai.CompletionRequest, completions.create),
     "/v1/chat/completions": (openai.ChatRequest, chat.create),
+    "/v1/responses": (ResponsesRequest, responses.create),
+    "/v1/messages": (MessagesRequest, messages.create),
+    "/v1/messages/count_tokens": (CountRequest, messages.count_tokens),
+    "/v1/embeddings": (openai.EmbeddingRequest, embeddings.create),
     "/tokenize": (openai.TokenizeRequest, tokens.tokenize),
     "/detokenize": (openai.DetokenizeRequest, tokens.detokenize),
 }
@@ -106,6 +112,15 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         return Json(_model(service, service.check_model(name)))
+
+    @app.get("/v1/responses/{name}")
+    async def response(name: str) -> Response:
+        return Json(service.responses.get(name)[0])
+
+    @app.delete("/v1/responses/{name}")
+    async def delete_response(name: str) -> Response:
+        service.responses.drop(name)
+        return Json({"id": name, "object": "response", "deleted": True})
 
     @app.get("/stats")
     async def stats() -> Response:

@@ -52,7 +52,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (None,), "guided_choice": (None,), "guided_grammar": (None,), "tools": (None, []),
     "tool_choice": (None, "none", "auto", {"type": "none"}, {"type": "auto"}), "functions": (None, []),
     "function_call": (None, "none", "auto"), "reasoning": (None, {}), "reasoning_effort": (None, "none"),
-    "thinking": (None, {"type": "disabled"}),
+    "thinking": (None, {"type": "disabled"}), "text": (None, {"type": "text"}), "output_config": (None, {}),
 }
 
 
@@ -60,6 +60,8 @@ def features(request: Any) -> Features:
     """raises ApiError for what is not supported yet. request: of any family, fields that it lacks ask for nothing."""
     for name, harmless in _UNSUPPORTED.items():
         value = getattr(request, name, None)
+        if name == "text" and isinstance(value, dict):             # of /v1/responses; a verbosity is only a wish
+            value = value.get("format")
         if value not in harmless:
             raise ApiError(400, f"{name} is not supported yet by this server; leave it out", param=name,
                            code="unsupported_parameter")

@@ -102,6 +102,7 @@ class Server:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes a free one. raises ConfigError."""
+    listener: socket.socket | None = None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listener = socket.socket(found[0][0], socket.SOCK_STREAM)
@@ -109,6 +110,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind(found[0][4])
         listener.listen(2048)
     except (OSError, OverflowError) as error:
+        if listener is not None:
+            listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}") from error
     listener.setblocking(False)
     return listener

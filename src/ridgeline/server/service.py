@@ -17,6 +17,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.params import model_defaults
 from ridgeline.server.schemas.openai import ChatFields, TokenizeRequest
+from ridgeline.server.store import Store
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.types import RequestMetrics, RequestOutput
 
@@ -39,6 +40,7 @@ class Service:
         generation = llm.llm.loaded.checkpoint.generation_config
         self.defaults = model_defaults(generation) if config.generation_config == "auto" else {}
         self.created = int(time.time())
+        self.responses = Store(config.response_store_size)
         self.ready = False              # after a first answer
         self.draining = False
         self.open: set[Answers] = set()
