@@ -30,18 +30,18 @@ def test_odd_bodies_are_the_clients_fault(server: Running, path: str) -> None:
     names = sorted(schema.model_fields)
     with httpx.Client(base_url=server.url, timeout=60) as http:
         expected = http.post("/v1/completions", json={"prompt": "The sea", "temperature": 0, "max_tokens": 5}).json()["choices"]
+        usual = {name: value for name, value in USUAL.items() if name in names and (path, name) != ("/tokenize", "messages")}
+        assert http.post(path, json=usual).status_code == 200
         statuses = set()
         for _ in range(150):
-            body = {name: value for name, value in USUAL.items() if name in names}
-            if path == "/tokenize":
-                body.pop("messages")
-            body |= {name: rng.choice(ODD) for name in rng.sample(names, min(len(names), rng.choice((1, 1, 1, 2, 4))))}
+            count = min(len(names), rng.choice((1, 1, 1, 2, 4)))
+            body = {**usual, **{name: rng.choice(ODD) for name in rng.sample(names, count)}}
             answer = http.post(path, content=json.dumps(body).encode(), headers={"content-type": "application/json"})
             statuses.add(answer.status_code)
             assert answer.status_code < 500, (body, answer.text)
             if '"stream": true' in json.dumps(body) and answer.status_code == 200:
                 assert '"error":{' not in answer.text, (body, answer.text)
-        assert {200, 400} <= statuses
+        assert 400 in statuses
         for content in (b"", b"[", b"[]", b"5", b"[" * 5000, b'{"a": ' * 5000, b"\xff\xfe",
                         b'{"prompt": ' + b"9" * 5000 + b"}"):
             answer = http.post(path, content=content, headers={"content-type": "application/json"})
