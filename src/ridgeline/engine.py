@@ -107,6 +107,8 @@ class Engine:
                 raise InvalidParams(f"{name} is {getattr(params, name)}; at most {self.max_logprobs} (max_logprobs)")
         strategy = self._strategy(request)
         strategy.check(params)
+        if params.structured_outputs is not None and request.grammar is None and params.max_tokens != 0:
+            raise InvalidParams("structured_outputs: the request comes without its compiled grammar")
         arrival = time.monotonic() if request.arrival is None else request.arrival
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         samples: list[Sequence] = []
@@ -246,6 +248,9 @@ class Engine:
         if result.hidden is not None:
             seq.hidden.append(result.hidden)
         if result.result is None:
+            return
+        if result.error is not None:
+            self._fail(seq, result.error)
             return
         if result.nan:
             self.store.reset_prefix_cache()         # pages that this sequence has published may be broken as well

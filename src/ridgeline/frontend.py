@@ -1,6 +1,7 @@
 """Between text and the engine: tokenises prompts, turns tokens back into text, finds stop strings, collects results."""
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,10 @@ from typing import Any
 
 from ridgeline.engine import Engine
 from ridgeline.errors import InvalidParams, InvalidPrompt
+from ridgeline.grammar import Grammar
+from ridgeline.grammar.compiler import GrammarCompiler
 from ridgeline.sampling_params import SamplingParams
+from ridgeline.structured_outputs import StructuredOutputsParams
 from ridgeline.text.chat import render_chat
 from ridgeline.text.stop import StopChecker
 from ridgeline.text.tokenizer import Tokenizer
@@ -40,6 +44,7 @@ class Prepared:
     ids: list[int]
     params: SamplingParams
     arrival: float
+    grammar: Grammar | None = None
 
 
 class _Sample:
@@ -115,6 +120,8 @@ class Frontend:
         self._live: dict[str, _Live] = {}            # by the engine's id
         self._engine_ids: dict[str, str] = {}        # the caller's id -> the engine's
         self._count = 0
+        self._compiler: GrammarCompiler | None = None
+        self._making = threading.Lock()
 
     def render(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         """Token ids of a conversation. raises InvalidPrompt, also where the model has no chat template."""
@@ -139,7 +146,7 @@ class Frontend:
         if not isinstance(params, SamplingParams):
             raise InvalidParams(f"params is {type(params).__name__}; it must be SamplingParams")
         text, ids = self._tokenise(prompt)
-        return Prepared(text, ids, self._resolve(params), arrival)
+        return Prepared(text, ids, self._resolve(params), arrival, self.grammar(params))
 
     def queue(self, prepared: Prepared, *, request_id: str | None = None, strategy: str | None = None) -> str:
         """Queue a prepared prompt; returns its request id. raises RequestError; nothing else is disturbed."""
@@ -152,7 +159,8 @@ class Frontend:
             raise InvalidParams(f"request_id {request_id!r} is in use by a live request")
         tokenizer = self.tokenizer if params.detokenize else None
         samples = [_Sample(i, params, tokenizer, ids, text) for i in range(params.n)]
-        self.engine.add_request(EngineRequest(engine_id, ids, params, strategy=strategy, arrival=prepared.arrival))
+        self.engine.add_request(EngineRequest(engine_id, ids, params, strategy=strategy, arrival=prepared.arrival,
+                                              grammar=prepared.grammar))
         output = RequestOutput(request_id, text, ids, [s.output for s in samples])
         self._live[engine_id] = _Live(output, samples, engine_id)
         self._engine_ids[request_id] = engine_id
@@ -200,6 +208,24 @@ class Frontend:
             if spaced[-len(plain):] != plain:        # else the word itself is the same, only the space comes first
                 found.append(spaced)
         return replace(params, bad_words_token_ids=list(dict.fromkeys(found)), bad_words=())
+
+    @property
+    def compiler(self) -> GrammarCompiler:
+        """Of grammars over this model's tokenizer. raises InvalidParams where there is none."""
+        if self.tokenizer is None:
+            raise InvalidParams("structured_outputs need a tokenizer; this model has none")
+        with self._making:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.eos_token_ids)
+            return self._compiler
+
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """The compiled grammar of a request; milliseconds, but for the first seconds. raises InvalidParams."""
+        wanted = params.structured_outputs
+        if wanted is None or params.max_tokens == 0:
+            return None
+        assert isinstance(wanted, StructuredOutputsParams), "SamplingParams converts what it is given"
+        return self.compiler.compile(wanted)
 
     def abort(self, request_id: str) -> None:
         """End a request now; it gives no further output. An unknown id is no error: it may just have finished."""

@@ -32,6 +32,8 @@ class Sequence:
         self.max_len = min(max_model_len, self.prompt_len + (max_model_len if params.max_tokens is None
                                                              else params.max_tokens))
         self.eos_token_ids = eos_token_ids
+        # Follows the committed tokens, so a preemption leaves it alone.
+        self.matcher = None if request.grammar is None else request.grammar.matcher()
         self.memory: dict[str, Any] = {}
         self.metrics = RequestMetrics(arrival=arrival, prompt_tokens=self.prompt_len)
         self.parent: Sequence | None = None          # the sample that runs the common prompt
@@ -85,7 +87,8 @@ class Sequence:
     def plain_masks(self) -> bool:
         """Whether nothing changes the order of the logits, and nobody asks for them."""
         p = self.params
-        return not self.needs_history and not p.logit_bias and p.allowed_token_ids is None and p.logprobs is None
+        return (self.matcher is None and not self.needs_history and not p.logit_bias and p.allowed_token_ids is None
+                and p.logprobs is None)
 
     @cached_property
     def few_logits(self) -> bool:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ridgeline.grammar.base import Grammar
     from ridgeline.sampling_params import SamplingParams
 
 TARGET = "target"
@@ -129,6 +130,7 @@ class EngineRequest:
     params: SamplingParams
     strategy: str | None = None    # name in the engine's strategies; None = the engine's default
     arrival: float | None = None
+    grammar: Grammar | None = None    # of params.structured_outputs, compiled
 
 
 @dataclass

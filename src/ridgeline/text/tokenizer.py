@@ -81,6 +81,11 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @property
+    def has_fixed_bytes(self) -> bool:
+        """Whether a token stands for the same bytes wherever it is."""
+        return self._rules is not None
+
+    @property
     def chat_template(self) -> str | None:
         """The default chat template, if the model has one."""
         return self.chat_templates.get("default")
