@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -389,8 +390,15 @@ def _obey(processed: Tensor, logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
         for i, mask in enumerate(masks, d.at):
             if mask is not None:
                 bits = np.unpackbits(mask.view(np.uint8), count=processed.shape[1], bitorder="little")      # (V,)
-                processed[i].masked_fill_(torch.from_numpy(bits == 0).to(processed.device), float("-inf"))
+                _blank(processed[i], bits == 0)
     return processed
+
+
+def _blank(row: Tensor, where: npt.NDArray[np.bool_]) -> None:
+    if row.device.type == "cpu":
+        np.copyto(row.numpy(), -np.inf, where=where)      # 100 us for 262,144 logits, torch's masked_fill_ 270
+    else:
+        row.masked_fill_(torch.from_numpy(where).to(row.device), float("-inf"))
 
 
 def _alike(draws: Sequence[_Draw]) -> list[list[_Draw]]:
