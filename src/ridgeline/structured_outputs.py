@@ -43,7 +43,8 @@ class StructuredOutputsParams:
 
     json: a JSON schema, as an object or as text; grammar: Lark (or GBNF) text; whitespace_pattern: regular expression of
     what may stand where JSON allows white space, at most once; disable_any_whitespace: compact JSON.
-    after: the form holds only for what follows the first occurrence of this text (the end of the reasoning).
+    after: the form holds only for what follows the first occurrence of this text (the end of the reasoning); with `opening`,
+    only an output that begins with that text has such a part.
     """
 
     json: Mapping[str, Any] | bool | str | None = None
@@ -54,6 +55,7 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False
     after: str | None = None
+    opening: str | None = None
 
     @classmethod
     def of(cls, value: Any) -> StructuredOutputsParams:
@@ -69,7 +71,7 @@ class StructuredOutputsParams:
         return cls(**value)
 
     def __post_init__(self) -> None:
-        for field in ("regex", "grammar", "whitespace_pattern", "after"):
+        for field in ("regex", "grammar", "whitespace_pattern", "after", "opening"):
             value = getattr(self, field)
             if value is not None and (not isinstance(value, str) or not value):
                 self._reject(field, "a string that is not empty, or None")
@@ -83,6 +85,8 @@ class StructuredOutputsParams:
                                 f"{', '.join(KINDS)}")
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             raise InvalidParams("structured_outputs: got whitespace_pattern and disable_any_whitespace; allowed: one of them")
+        if self.opening is not None and self.after is None:
+            raise InvalidParams("structured_outputs: got opening without after; allowed: after, or both")
         if self.choice is not None:
             choices: Any = self.choice
             if not isinstance(choices, list | tuple) or not choices or not all(isinstance(c, str) and c for c in choices):

@@ -41,13 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--disable-access-log", action="store_true", help="no access log")
     add("--generation-config", metavar="NAME", help="auto: the model's sampling defaults (default); none: OpenAI's")
     add("--pooling-type", metavar="NAME", help="which hidden states are an embedding: last (default) or mean")
+    add("--tool-call-parser", metavar="NAME", help="the model's format of tool calls: hermes, llama3_json, mistral, pythonic, "
+        "deepseek_v3, qwen3_coder or gpt_oss (default: requests with tools are refused)")
+    add("--enable-auto-tool-choice", action="store_true", help="as vLLM has it; --tool-call-parser alone is enough")
+    add("--reasoning-parser", metavar="NAME", help="the model's format of reasoning: deepseek_r1, qwen3 or gpt_oss")
     add("--response-store-size", type=int, metavar="N", help="responses kept for previous_response_id (default 1000)")
     add_engine_arguments(parser)
 
 
 SERVER_FLAGS = ("served_model_name", "api_key", "max_queue", "max_request_bytes", "shutdown_timeout", "allowed_origins",
                 "allowed_methods", "allowed_headers", "allow_credentials", "access_log", "generation_config",
-                "pooling_type", "response_store_size")
+                "pooling_type", "tool_call_parser", "reasoning_parser", "response_store_size")
 
 
 def run(options: argparse.Namespace) -> int:

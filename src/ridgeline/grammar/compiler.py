@@ -110,7 +110,7 @@ class _Vocabulary:
     """A tokenizer as llguidance wants to see it."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]):
-        self._tokenizer, self._size = tokenizer, vocab_size
+        self._tokenizer = tokenizer
         self.bos_token_id = tokenizer.bos_token_id
         self.eos_token_id = eos_token_ids[0]
         self.tokens = [tokenizer.token_bytes(index) for index in range(vocab_size)]
@@ -135,13 +135,28 @@ def _grammar_text(llguidance: Any, wanted: StructuredOutputsParams, tokenizer: T
     form = _form(llguidance, wanted)
     if wanted.after is None:
         return json.dumps({"grammars": [form]})
-    special = tokenizer.special_tokens.get(wanted.after)
-    if special is None:
-        pattern = re.escape(wanted.after).replace("/", "\\/")
-        first = f"start: reasoning /\\n{{0,2}}/ @form\nreasoning[lazy]: /(?s:.*){pattern}/\n"
-    else:
-        first = f"start: reasoning <[{special}]> /\\n{{0,2}}/ @form\nreasoning: /(?s:.*)/\n"
+    rules: list[str] = []
+
+    def part(name: str, before: str, text: str) -> str:
+        """Symbols for `text` behind anything that matches `before`; the rules they need are added."""
+        special = tokenizer.special_tokens.get(text)
+        if special is None:
+            rules.append(f"{name}[lazy]: /{before}{_escaped(text)}/")
+            return name
+        if before:
+            rules.append(f"{name}: /{before}/")
+        return f"{name if before else ''} <[{special}]>"
+
+    lead = part("reasoning", "(?s:.*)", wanted.after) + r" /\n{0,2}/"
+    if wanted.opening is not None:
+        lead = f"({part('opening', '', wanted.opening)} {lead})?"
+    first = "\n".join([f"start: {lead} @form", *rules])
     return json.dumps({"grammars": [{"lark_grammar": first}, {**form, "name": "form"}]})
+
+
+def _escaped(text: str) -> str:
+    """A text within /.../."""
+    return re.escape(text).replace("/", "\\/")
 
 
 def _form(llguidance: Any, wanted: StructuredOutputsParams) -> dict[str, Any]:

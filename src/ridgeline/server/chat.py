@@ -18,14 +18,15 @@ from ridgeline.types import CompletionOutput, RequestOutput
 
 async def create(service: Service, request: ChatRequest, context: Context) -> Reply:
     model = service.check_model(request.model)
-    extra = features(request)
+    extra = features(request, service.config)
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, f"top_logprobs: got {request.top_logprobs} without logprobs; allowed: with logprobs true",
                        param="top_logprobs", code="invalid_value")
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    prompt: Any = await service.conversation(request, extra.template)
     params = sampling_params(request, service.defaults, max_tokens=most,
-                             logprobs=(request.top_logprobs or 0) if request.logprobs else None, **extra.params)
-    prompt = await service.conversation(request, extra.template)
+                             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+                             **extra.params_for(prompt["prompt"]))
     answers = await service.start([prompt], params, context)
     writer = _Writer(request, extra, prompt, f"chatcmpl-{context.request_id}", model)
     if request.stream:

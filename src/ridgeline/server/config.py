@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.errors import ConfigError
+from ridgeline.server.parsers import check_parsers
 
 GENERATION_CONFIGS = ("auto", "none")
 POOLING_TYPES = ("last", "mean")
@@ -27,6 +28,8 @@ class ServerConfig:
     access_log: str | None = "-"             # a file, "-" for standard output, None for none
     generation_config: str = "auto"          # auto: the model's sampling defaults; none: OpenAI's
     pooling_type: str = "last"               # of embeddings: last | mean
+    tool_call_parser: str | None = None      # the model's format of tool calls; None = tools are refused, unless forced
+    reasoning_parser: str | None = None      # the model's format of reasoning; None = all is content
     response_store_size: int = 1000          # responses kept for previous_response_id
 
     def __post_init__(self) -> None:
@@ -43,6 +46,7 @@ class ServerConfig:
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(item, str) and item for item in value):
                 raise ConfigError(f"{name} is {value!r}; it must be a list of strings that are not empty")
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError("allow_credentials goes with origins that are named, not with '*'")
 

@@ -9,7 +9,7 @@ from typing import Any
 from ridgeline.errors import ConfigError, EngineError, InvalidParams, OutOfMemory, PromptTooLong, RequestError
 
 RETRY_AFTER_S = 1
-_FIELD = re.compile(r"([a-z_]+): ")
+_FIELD = re.compile(r"([a-z_]+)(?:[.\[][^ :]*)?: ")
 
 _ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
                     404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",

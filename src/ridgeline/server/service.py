@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ridgeline.async_llm import LONG_PROMPT, Answer, AsyncLLM
-from ridgeline.errors import EngineError
+from ridgeline.errors import EngineError, InvalidParams
 from ridgeline.frontend import Prompt
 from ridgeline.sampling_params import SamplingParams
 from ridgeline.server.config import ServerConfig
@@ -20,6 +21,8 @@ from ridgeline.server.schemas.openai import ChatFields, TokenizeRequest
 from ridgeline.server.store import Store
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.types import RequestMetrics, RequestOutput
+
+log = logging.getLogger("ridgeline.server")
 
 
 @dataclass
@@ -119,6 +122,7 @@ class Service:
 
     async def warm_up(self) -> None:
         """Run a first short answer, so that what the first request would wait for has happened. raises EngineError."""
+        await self.llm.off_loop(self._prepare_grammars, long=True)
         answer = await self.llm.start([0], SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False,
                                                           cache_salt="warm-up"))
         try:
@@ -129,6 +133,13 @@ class Service:
         finally:
             answer.close()
         self.ready = True
+
+    def _prepare_grammars(self) -> None:
+        """Makes the table of the vocabulary, which stops every other thread while it is made: 2 s for 262,144 tokens."""
+        try:
+            self.llm.llm.frontend.compiler.prepare()
+        except InvalidParams as error:
+            log.info("no structured output: %s", error)
 
     async def drain(self, timeout: float) -> bool:
         """Take no new work and wait for what runs; abort what is left after `timeout` seconds. Returns whether none was."""

@@ -33,7 +33,7 @@ from ridgeline.server.parsers.scanner import Parser
 __all__ = [
     "REASONING_PARSERS", "TOOL_PARSERS", "Content", "Event", "Message", "OutputParser", "Parser", "Reasoning", "ToolCall",
     "ToolCallArguments", "ToolCallCut", "ToolCallEnd", "ToolCallStart", "ToolChoice", "check_parsers", "collect", "merged",
-    "output_parser", "required_schema", "tool_choice",
+    "output_parser", "reasoning_frame", "required_schema", "tool_choice",
 ]
 
 TOOL_PARSERS = {                                 # --tool-call-parser: name -> module:class
@@ -108,6 +108,21 @@ def output_parser(tool_parser: str | None = None, reasoning_parser: str | None =
     if reasoning is None:
         return calls if calls is not None else _Plain()
     return reasoning if calls is None else _Chain(reasoning, calls)
+
+
+def reasoning_frame(reasoning_parser: str | None, prompt: str) -> tuple[str | None, str | None]:
+    """The texts between which an answer to this prompt reasons, (what opens it, if it reasons at all, what ends it).
+
+    (None, None): it does not; (None, end): it begins within.
+    """
+    from ridgeline.server.parsers.think import CLOSE, OPEN, left_open
+
+    if reasoning_parser in (None, "gpt_oss"):
+        return None, None
+    inside = left_open(prompt)
+    if inside is None and reasoning_parser == "qwen3":
+        return OPEN, CLOSE
+    return None, None if inside is False else CLOSE
 
 
 class _Plain:

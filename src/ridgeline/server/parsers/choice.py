@@ -20,6 +20,7 @@ class ToolChoice:
     kind: str = "none"
     tools: tuple[Mapping[str, Any], ...] = ()
     name: str | None = None
+    parallel: bool = True           # whether an answer may hold several calls
 
     @property
     def template_tools(self) -> list[dict[str, Any]] | None:
@@ -31,10 +32,12 @@ class ToolChoice:
         """The JSON schema that the answer must have: of a list of calls, or of the named function's arguments."""
         if self.kind == "named":
             return next(_parameters(tool) for tool in self.tools if tool["function"]["name"] == self.name)
-        return required_schema(self.tools) if self.kind == "required" else None
+        if self.kind != "required":
+            return None
+        return required_schema(self.tools) | ({} if self.parallel else {"maxItems": 1})
 
 
-def tool_choice(tools: Any, choice: Any = None) -> ToolChoice:
+def tool_choice(tools: Any, choice: Any = None, *, parallel: bool = True) -> ToolChoice:
     """The request's `tools` and `tool_choice` in the OpenAI form. raises InvalidParams; choice None: auto with tools."""
     checked = _checked(tools)
     if choice is None:
@@ -45,7 +48,7 @@ def tool_choice(tools: Any, choice: Any = None) -> ToolChoice:
                                 '{"type": "function", "function": {"name": ...}}')
         if choice == "required" and not checked:
             raise InvalidParams("tool_choice: got 'required' without tools; allowed: with at least one tool")
-        return ToolChoice(choice if checked else "none", checked)
+        return ToolChoice(choice if checked else "none", checked, None, parallel)
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
@@ -54,7 +57,7 @@ def tool_choice(tools: Any, choice: Any = None) -> ToolChoice:
     names = [tool["function"]["name"] for tool in checked]
     if name not in names:
         raise InvalidParams(f"tool_choice: got the function {name!r}; allowed: the tools, {', '.join(names) or '(none given)'}")
-    return ToolChoice("named", checked, name)
+    return ToolChoice("named", checked, name, parallel)
 
 
 def _checked(tools: Any) -> tuple[Mapping[str, Any], ...]:
