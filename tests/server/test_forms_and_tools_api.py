@@ -95,6 +95,15 @@ def test_a_json_object_and_a_form_of_a_completion(client: openai.OpenAI) -> None
     assert completion.choices[0].text == "calm"
 
 
+def test_forms_of_the_other_interfaces(server: Running, client: openai.OpenAI, http: httpx.Client) -> None:
+    form: Any = {"type": "json_schema", "name": "x", "schema": {"enum": [[], 7]}}
+    answer = client.responses.create(model="tiny", input="The sea", max_output_tokens=30, text={"format": form})
+    assert json.loads(answer.output_text) in ([], 7) and answer.text.format.type == "json_schema"
+    message = http.post("/v1/messages", json={"model": "tiny", "messages": SAYS, "max_tokens": 30,
+     "output_config": {"format": form}})
+    assert json.loads(message.json()["content"][0]["text"]) in ([], 7)
+
+
 def test_concurrent_requests_of_every_kind(server: Running) -> None:
     """40 callers: half with a schema, some without, some wrong."""
     def call(i: int) -> Any:

@@ -100,7 +100,7 @@ def test_responses_stream_every_event(client: openai.OpenAI) -> None:
     ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "allowed: 'message'"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "'input_image'"),
     ({"tools": [{"type": "web_search"}]}, "tools is not supported yet"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text is not supported yet"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text: type 'json_schema' comes without a schema"),
     ({"reasoning": {"effort": "high"}}, "reasoning is not supported yet"),
     ({"background": True}, "background is not supported"),
     ({"truncation": "auto"}, "allowed: 'disabled'"),
