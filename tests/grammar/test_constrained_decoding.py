@@ -74,6 +74,16 @@ def test_speculation_changes_nothing(llm: LLM, looking_up: LLM) -> None:
     assert looking_up.engine.stats.accepted_tokens > before
 
 
+@pytest.mark.parametrize("speculative", [{}, {"method": "ngram", "num_speculative_tokens": 4}], ids=["plain", "ngram"])
+def test_shortcuts_of_the_native_head_do_not_pass_the_grammar_by(tiny: Path, speculative: dict[str, Any]) -> None:
+    """Greedy and top-k rows of an 8-bit head may be chosen without all logits being written; rows with a grammar may not."""
+    native = LLM(tiny, threads=1, backend="native", quantization="int8", speculative_config=speculative)
+    for more in ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 1.0, "top_k": 5, "min_p": 0.01}):
+        forms = [form for pair in zip(FORMS, [None] * len(FORMS)) for form in pair]
+        wanted = [params(form, seed=i, **more, max_tokens=150 if form else 12) for i, form in enumerate(forms)]
+        check(native.generate(prompts(len(forms)), wanted), forms)
+
+
 @pytest.mark.parametrize("config", [
     {"method": "lookup_tree"}, {"method": "draft_model", "num_speculative_tokens": 3}], ids=lambda c: str(c["method"]))
 def test_trees_and_sampled_drafts_obey(tiny: Path, tmp_path: Path, config: dict[str, Any]) -> None:
