@@ -231,7 +231,7 @@ class Runner:
         for d in few:
             tokens = [token for token in flat[at:at + len(d.rows)] if token is not None]
             at += len(d.rows)
-            if len(tokens) == len(d.rows):                     # the whole logits tell what is wrong with the others
+            if len(tokens) == len(d.rows) and d.may_have(tokens):     # the whole logits tell about the others
                 d.result.tokens = tokens
                 served.append(d)
         _verify([d for d in served if isinstance(d.want, Verify)], hidden, ())
@@ -266,6 +266,8 @@ class _Draw:
     def few(self) -> bool:
         """Whether a few of each row's logits decide."""
         w, seq = self.want, self.slice.seq
+        if seq.matcher is not None and not (seq.params.greedy or (isinstance(w, Sample) and w.greedy)):
+            return False                 # a grammar changes what is drawn, but not a most likely token that it allows
         if isinstance(w, Verify):
             return w.q is None and seq.few_logits
         return (seq.few_logits or (w.greedy and seq.params.logprobs is None)) and not (w.forbid or w.confidence or w.keep_q)
@@ -293,6 +295,14 @@ class _Draw:
         seq, base = self.slice.seq, self.slice.placement.start - self.slice.first
         committed = seq.tokens[seq.prompt_len:]
         return [committed + self._drafts_before(row, base) for row in self.rows]
+
+    def may_have(self, tokens: Sequence[int]) -> bool:
+        """Whether the request's grammar allows each row its most likely token, which then is the most likely it allows."""
+        matcher = self.slice.seq.matcher
+        try:
+            return matcher is None or all(matcher.allows(*pair) for pair in zip(self.outputs(), tokens))
+        except EngineError:
+            return False                 # `_obey` meets it again, and tells
 
     def _drafts_before(self, row: int, base: int) -> list[int]:
         """Tokens of the run on the path to `row`, that row included, which are not committed yet."""

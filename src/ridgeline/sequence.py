@@ -87,8 +87,7 @@ class Sequence:
     def plain_masks(self) -> bool:
         """Whether nothing changes the order of the logits, and nobody asks for them."""
         p = self.params
-        return (self.matcher is None and not self.needs_history and not p.logit_bias and p.allowed_token_ids is None
-                and p.logprobs is None)
+        return not self.needs_history and not p.logit_bias and p.allowed_token_ids is None and p.logprobs is None
 
     @cached_property
     def few_logits(self) -> bool:

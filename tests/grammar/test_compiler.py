@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from schemas import PERSON
 
 from ridgeline import LLM
 from ridgeline.errors import InvalidParams
@@ -76,6 +77,21 @@ def test_the_end_is_allowed_only_where_the_grammar_may_end(llm: LLM) -> None:
     assert allowed(matcher, [*a, eos], vocab) == {eos}
     assert allowed(matcher, b, vocab) is None
     assert allowed(matcher, a, vocab) == {*b, eos}
+    for output in ([], a, [*a, *b]):
+        mask = allowed(matcher, output, vocab)
+        assert mask == {token for token in range(vocab) if matcher.allows(output, token)}
+    assert matcher.allows(b, a[0])                            # the grammar does not lead there
+
+
+def test_asking_for_one_token_agrees_with_the_mask(llm: LLM) -> None:
+    vocab = llm.engine.vocab_size
+    for form, text in (({"json": PERSON}, '{"name": "海", "age": 12, "tags": ["a"]}'), ({"json_object": True},
+     '{"a": {"b": [1e5]}}'),
+                       ({"regex": "a+", "after": "</think>"}, "hm</think>\n\naa")):
+        matcher, tokens = compiled(llm, **form), ids(llm, text)
+        for end in range(len(tokens) + 1):
+            mask = allowed(matcher, tokens[:end], vocab)
+            assert mask == {token for token in range(vocab) if matcher.allows(tokens[:end], token)}
 
 
 def test_what_the_library_refuses_is_told(llm: LLM) -> None:

@@ -19,6 +19,9 @@ class Matcher(Protocol):
         Fast where `output` has most tokens in common with that of the call before.
         """
 
+    def allows(self, output: Sequence[int], token: int) -> bool:
+        """Whether `token` may follow; True, too, where the grammar does not lead to `output`. raises EngineError."""
+
 
 class Grammar(Protocol):
     """A compiled grammar, shared by many samples."""

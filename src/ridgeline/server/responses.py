@@ -91,7 +91,8 @@ class _Writer:
             "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {}, "parallel_tool_calls": True,
             "previous_response_id": request.previous_response_id, "store": request.store is not False,
-            "temperature": request.temperature, "top_p": request.top_p, "text": {"format": {"type": "text"}, **(request.text or {})},
+            "temperature": request.temperature, "top_p": request.top_p,
+            "text": {"format": {"type": "text"}, **(request.text or {})},
             "tool_choice": "auto", "tools": [], "truncation": "disabled", "user": request.user, "error": None}
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
