@@ -98,6 +98,11 @@ class StructuredOutputsParams:
                 schema = _parsed(schema)
             check_schema(schema)
             object.__setattr__(self, "json", schema)
+        try:
+            json.dumps([getattr(self, f.name) for f in fields(self)], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidParams(f"structured_outputs.{given[0]}: not valid Unicode: lone surrogate "
+                                f"U+{ord(error.object[error.start]):04X}") from error
 
     @property
     def key(self) -> str:
