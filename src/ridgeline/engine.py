@@ -4,12 +4,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ridgeline.cache import CacheStats, CacheStore, OutOfPages
 from ridgeline.decoding.base import Commit, Result, Rows, Run, Strategy, Verify
+from ridgeline.decoding.embed import Embed
 from ridgeline.decoding.score import Score
-from ridgeline.errors import ConfigError, EngineError, InvalidParams, InvalidPrompt, OutOfMemory, RidgelineError
+from ridgeline.errors import ConfigError, EngineError, InvalidParams, InvalidPrompt, OutOfMemory, PromptTooLong, RidgelineError
 from ridgeline.runner import Runner, Slice, SliceResult
 from ridgeline.scheduling.policies import build_policy
 from ridgeline.scheduling.scheduler import Scheduler
@@ -26,8 +27,10 @@ class EngineStats:
     generation_tokens: int = 0      # tokens committed
     target_rows: int = 0            # rows of target passes, drafts included
     preemptions: int = 0
+    drafts: int = 0                 # passes that verified draft tokens
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)   # by place in the draft
     prefix_queries: int = 0         # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0            # of these, found
     running: int = 0
@@ -50,7 +53,8 @@ class Engine:
                  scheduling_policy: str = "fcfs", eos_token_ids: tuple[int, ...] = (), vocab_size: int,
                  max_logprobs: int = 20, seed: int = 0):
         self.runners, self.store, self.strategies = dict(runners), store, dict(strategies)
-        self.strategies.setdefault("score", Score())
+        for name, strategy in (("score", Score()), ("embed_last", Embed("last")), ("embed_mean", Embed("mean"))):
+            self.strategies.setdefault(name, strategy)
         self.default_strategy = next(iter(strategies))
         self.max_model_len, self.eos_token_ids, self.vocab_size = max_model_len, eos_token_ids, vocab_size
         self.max_logprobs = max_logprobs
@@ -92,7 +96,7 @@ class Engine:
             raise InvalidPrompt("the prompt is empty; it needs at least one token")
         longest = self.max_model_len - (params.max_tokens != 0)
         if len(prompt) > longest:
-            raise InvalidPrompt(f"the prompt has {len(prompt)} tokens; at most {longest} fit the context of "
+            raise PromptTooLong(f"the prompt has {len(prompt)} tokens; at most {longest} fit the context of "
                                 f"{self.max_model_len} tokens")
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             wrong = next(t for t in prompt if not 0 <= t < self.vocab_size)
@@ -103,6 +107,8 @@ class Engine:
                 raise InvalidParams(f"{name} is {getattr(params, name)}; at most {self.max_logprobs} (max_logprobs)")
         strategy = self._strategy(request)
         strategy.check(params)
+        if params.structured_outputs is not None and request.grammar is None and params.max_tokens != 0:
+            raise InvalidParams("structured_outputs: the request comes without its compiled grammar")
         arrival = time.monotonic() if request.arrival is None else request.arrival
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         samples: list[Sequence] = []
@@ -243,6 +249,9 @@ class Engine:
             seq.hidden.append(result.hidden)
         if result.result is None:
             return
+        if result.error is not None:
+            self._fail(seq, result.error)
+            return
         if result.nan:
             self.store.reset_prefix_cache()         # pages that this sequence has published may be broken as well
             self._fail(seq, EngineError("the model's output is not a number (NaN)"))
@@ -302,13 +311,24 @@ class Engine:
         seq.new_tokens += seq.tokens[before:]
         seq.new_logprobs += logprobs[:added]
         self.stats.generation_tokens += added
-        self.stats.draft_tokens += commit.drafted
         accepted = min(max(0, len(commit.tokens) - 1), added) if commit.drafted else 0
-        self.stats.accepted_tokens += accepted
+        if commit.drafted:
+            self._count_drafts(commit.drafted, accepted)
         seq.metrics.draft_tokens += commit.drafted
         seq.metrics.accepted_tokens += accepted
         seq.metrics.target_steps += 1
+        if commit.embedding is not None:
+            seq.embedding = commit.embedding.tensor[0].float().tolist()
         self.store.commit(seq.id, commit.keep, seq.target)
+
+    def _count_drafts(self, drafted: int, accepted: int) -> None:
+        stats = self.stats
+        stats.drafts += 1
+        stats.draft_tokens += drafted
+        stats.accepted_tokens += accepted
+        stats.accepted_per_pos += [0] * (accepted - len(stats.accepted_per_pos))
+        for place in range(accepted):
+            stats.accepted_per_pos[place] += 1
 
     @staticmethod
     def _check_end(seq: Sequence, token: int) -> None:
@@ -397,6 +417,7 @@ class Engine:
                 del self._requests[seq.request_id]
         self._outputs.append(StepOutput(
             seq.request_id, seq.index, seq.new_tokens, seq.new_logprobs,
-            seq.prompt_logprobs if told and seq.index == 0 else None, seq.finish_reason, seq.stop_token, seq.error, metrics))
+            seq.prompt_logprobs if told and seq.index == 0 else None, seq.finish_reason, seq.stop_token, seq.error, metrics,
+            seq.embedding))
         seq.new_tokens, seq.new_logprobs = [], []
 

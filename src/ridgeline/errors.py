@@ -7,7 +7,8 @@
      |   +- CorruptFile      a file is damaged: names the file, the tensor or field, what was expected
      |   +- UnsupportedModel an architecture or variant that has no implementation; the known ones are listed
      +- RequestError         one request is wrong; no other request notices
-     |   +- InvalidPrompt    empty, too long, not valid text, token ids out of range
+     |   +- InvalidPrompt    empty, not valid text, token ids out of range
+     |   |   +- PromptTooLong
      |   +- InvalidParams    a sampling parameter or a contradiction between two
      +- PeerError            a server that is measured does not answer, or not as its protocol says
      +- EngineError          the engine cannot go on with a request that was valid
@@ -47,6 +48,10 @@ class RequestError(RidgelineError):
 
 
 class InvalidPrompt(RequestError):
+    pass
+
+
+class PromptTooLong(InvalidPrompt):
     pass
 
 

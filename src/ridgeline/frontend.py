@@ -1,15 +1,19 @@
 """Between text and the engine: tokenises prompts, turns tokens back into text, finds stop strings, collects results."""
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
 from ridgeline.engine import Engine
 from ridgeline.errors import InvalidParams, InvalidPrompt
+from ridgeline.grammar import Grammar
+from ridgeline.grammar.compiler import GrammarCompiler
 from ridgeline.sampling_params import SamplingParams
+from ridgeline.structured_outputs import StructuredOutputsParams
 from ridgeline.text.chat import render_chat
 from ridgeline.text.stop import StopChecker
 from ridgeline.text.tokenizer import Tokenizer
@@ -30,6 +34,17 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids")
 # in the text, and a space between the two is not taken for one at the start of a text. Four bytes are enough for the
 # first; eight tokens nearly always show some text.
 CONTEXT_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose text is tokenised, checked and ready to be queued. arrival: when it was handed over."""
+
+    text: str | None
+    ids: list[int]
+    params: SamplingParams
+    arrival: float
+    grammar: Grammar | None = None
 
 
 class _Sample:
@@ -93,7 +108,8 @@ class _Live:
 
 
 class Frontend:
-    """One engine and its tokenizer (None: token ids in, token ids out). Every method from one thread, but `render`."""
+    """One engine and its tokenizer (None: token ids in, token ids out). Every method from one thread, but `render`,
+    `conversation` and `prepare`, which any thread may call."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, chat_template: str | None = None):
         self.engine, self.tokenizer, self.chat_template = engine, tokenizer, chat_template
@@ -104,23 +120,37 @@ class Frontend:
         self._live: dict[str, _Live] = {}            # by the engine's id
         self._engine_ids: dict[str, str] = {}        # the caller's id -> the engine's
         self._count = 0
+        self._compiler: GrammarCompiler | None = None
+        self._making = threading.Lock()
 
     def render(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         """Token ids of a conversation. raises InvalidPrompt, also where the model has no chat template."""
+        return self.conversation(messages, **kwargs)[1]
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[str, list[int]]:
+        """The prompt for a conversation, as text and as token ids."""
         if self.tokenizer is None:
             raise InvalidPrompt("chat needs a tokenizer; this model has none")
         kwargs.setdefault("chat_template", self.chat_template)
         text = render_chat(self.tokenizer, messages, **kwargs)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
 
     def add(self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None,
             strategy: str | None = None) -> str:
         """Tokenise and queue a prompt; returns its request id. raises RequestError; nothing else is disturbed."""
+        return self.queue(self.prepare(prompt, params), request_id=request_id, strategy=strategy)
+
+    def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
+        """Tokenise and check a prompt, in any thread. raises RequestError."""
         arrival = time.monotonic()
         if not isinstance(params, SamplingParams):
             raise InvalidParams(f"params is {type(params).__name__}; it must be SamplingParams")
         text, ids = self._tokenise(prompt)
-        params = self._resolve(params)
+        return Prepared(text, ids, self._resolve(params), arrival, self.grammar(params))
+
+    def queue(self, prepared: Prepared, *, request_id: str | None = None, strategy: str | None = None) -> str:
+        """Queue a prepared prompt; returns its request id. raises RequestError; nothing else is disturbed."""
+        text, ids, params = prepared.text, prepared.ids, prepared.params
         self._count += 1
         engine_id = f"request-{self._count}"
         if request_id is None:
@@ -129,7 +159,8 @@ class Frontend:
             raise InvalidParams(f"request_id {request_id!r} is in use by a live request")
         tokenizer = self.tokenizer if params.detokenize else None
         samples = [_Sample(i, params, tokenizer, ids, text) for i in range(params.n)]
-        self.engine.add_request(EngineRequest(engine_id, ids, params, strategy=strategy, arrival=arrival))
+        self.engine.add_request(EngineRequest(engine_id, ids, params, strategy=strategy, arrival=prepared.arrival,
+                                              grammar=prepared.grammar))
         output = RequestOutput(request_id, text, ids, [s.output for s in samples])
         self._live[engine_id] = _Live(output, samples, engine_id)
         self._engine_ids[request_id] = engine_id
@@ -178,6 +209,24 @@ class Frontend:
                 found.append(spaced)
         return replace(params, bad_words_token_ids=list(dict.fromkeys(found)), bad_words=())
 
+    @property
+    def compiler(self) -> GrammarCompiler:
+        """Of grammars over this model's tokenizer. raises InvalidParams where there is none."""
+        if self.tokenizer is None:
+            raise InvalidParams("structured_outputs need a tokenizer; this model has none")
+        with self._making:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.eos_token_ids)
+            return self._compiler
+
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """The compiled grammar of a request; milliseconds, but for the first seconds. raises InvalidParams."""
+        wanted = params.structured_outputs
+        if wanted is None or params.max_tokens == 0:
+            return None
+        assert isinstance(wanted, StructuredOutputsParams), "SamplingParams converts what it is given"
+        return self.compiler.compile(wanted)
+
     def abort(self, request_id: str) -> None:
         """End a request now; it gives no further output. An unknown id is no error: it may just have finished."""
         engine_id = self._engine_ids.pop(request_id, None)
@@ -213,6 +262,7 @@ class Frontend:
             return                                      # a stop string ended it; this is the engine's last word
         out = sample.output
         out.metrics = step.metrics
+        live.output.embedding = step.embedding
         if step.prompt_logprobs is not None:
             live.output.prompt_logprobs = [None if p is None else self._logprob(p) for p in step.prompt_logprobs]
         count = sample.push(step.new_tokens, ended=step.finish_reason is FinishReason.STOP)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from ridgeline.batch import Batch, upper
 from ridgeline.cache.view import CacheView
 from ridgeline.decoding.base import Hidden, Result, Rows, Run, Sample, Verify
 from ridgeline.decoding.verify import VerifyRequest, verify_batch
+from ridgeline.errors import EngineError
 from ridgeline.models.base import CausalLM
 from ridgeline.noise import Purpose
 from ridgeline.sampling import Draw, RowContext, distribution, process, sample, top_logprobs
@@ -75,10 +78,11 @@ class Slice:
 @dataclass
 class SliceResult:
     """result: None until the run's last slice; hidden: rows of this slice where the run wants them; nan: no token could
-    be chosen because the model's output is not a number."""
+    be chosen because the model's output is not a number; error: why this request alone cannot go on."""
 
     result: Result | None
     nan: bool = False
+    error: EngineError | None = None
     hidden: Tensor | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -193,6 +197,7 @@ class Runner:
             d.at, at = at, at + len(d.rows)
         processed = process(logits, contexts)
         processed = _forbid(processed, logits, draws)
+        processed = _obey(processed, logits, draws)
         for group in _alike(draws):
             _draw(group, processed, contexts, None if self.model.top_head is None else self.model.top_head.draw)
         _verify([d for d in draws if isinstance(d.want, Verify)], processed, contexts)
@@ -204,8 +209,10 @@ class Runner:
                 if min(d.result.tokens) >= 0:
                     d.result.logprobs = top_logprobs(logits[rows], chosen, k)
         for d in draws:
-            if min(d.result.tokens) < 0 and logits[d.at:d.at + len(d.rows)].isnan().any():
+            if d.error is None and min(d.result.tokens) < 0 and logits[d.at:d.at + len(d.rows)].isnan().any():
                 next(r for r in results if r.result is d.result).nan = True
+            if d.error is not None:
+                next(r for r in results if r.result is d.result).error = d.error
 
     def _take_few(self, draws: list[_Draw], hidden: Tensor) -> list[_Draw]:
         """Serve the draws that need a few of the logits only, where the model's head finds these without the others; returns
@@ -224,7 +231,7 @@ class Runner:
         for d in few:
             tokens = [token for token in flat[at:at + len(d.rows)] if token is not None]
             at += len(d.rows)
-            if len(tokens) == len(d.rows):                     # the whole logits tell what is wrong with the others
+            if len(tokens) == len(d.rows) and d.may_have(tokens):     # the whole logits tell about the others
                 d.result.tokens = tokens
                 served.append(d)
         _verify([d for d in served if isinstance(d.want, Verify)], hidden, ())
@@ -239,6 +246,7 @@ class _Draw:
         self.rows = _choice_rows(piece.run, want)
         self.told = self.rows
         self.at = 0                      # first row in the batch's logits
+        self.error: EngineError | None = None
 
     @property
     def purpose(self) -> Purpose:
@@ -258,6 +266,8 @@ class _Draw:
     def few(self) -> bool:
         """Whether a few of each row's logits decide."""
         w, seq = self.want, self.slice.seq
+        if seq.matcher is not None and not (seq.params.greedy or (isinstance(w, Sample) and w.greedy)):
+            return False                 # a grammar changes what is drawn, but not a most likely token that it allows
         if isinstance(w, Verify):
             return w.q is None and seq.few_logits
         return (seq.few_logits or (w.greedy and seq.params.logprobs is None)) and not (w.forbid or w.confidence or w.keep_q)
@@ -279,6 +289,20 @@ class _Draw:
             out.append(RowContext(params, seq.seed, position, seq.prompt if seq.needs_history else (), output,
                                   seq.eos_token_ids, salt))
         return out
+
+    def outputs(self) -> list[list[int]]:
+        """What each row's token would follow: the committed output and the drafts on the way to the row."""
+        seq, base = self.slice.seq, self.slice.placement.start - self.slice.first
+        committed = seq.tokens[seq.prompt_len:]
+        return [committed + self._drafts_before(row, base) for row in self.rows]
+
+    def may_have(self, tokens: Sequence[int]) -> bool:
+        """Whether the request's grammar allows each row its most likely token, which then is the most likely it allows."""
+        matcher = self.slice.seq.matcher
+        try:
+            return matcher is None or all(matcher.allows(*pair) for pair in zip(self.outputs(), tokens))
+        except EngineError:
+            return False                 # `_obey` meets it again, and tells
 
     def _drafts_before(self, row: int, base: int) -> list[int]:
         """Tokens of the run on the path to `row`, that row included, which are not committed yet."""
@@ -357,6 +381,34 @@ def _forbid(processed: Tensor, logits: Tensor, draws: Sequence[_Draw]) -> Tensor
                 processed = logits.clone()
             processed[d.at:d.at + len(d.rows), list(d.want.forbid)] = float("-inf")
     return processed
+
+
+def _obey(processed: Tensor, logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
+    """Every row of a request with a grammar keeps the tokens that may follow the row's own output. A row behind a draft that
+    the grammar refuses is left alone: that draft has no probability, so the row's token is never used."""
+    for d in draws:
+        matcher = d.slice.seq.matcher
+        if matcher is None:
+            continue
+        if processed is logits:
+            processed = logits.clone()
+        try:
+            masks = [matcher.mask(output) for output in d.outputs()]
+        except EngineError as error:
+            d.error = error
+            continue
+        for i, mask in enumerate(masks, d.at):
+            if mask is not None:
+                bits = np.unpackbits(mask.view(np.uint8), count=processed.shape[1], bitorder="little")      # (V,)
+                _blank(processed[i], bits == 0)
+    return processed
+
+
+def _blank(row: Tensor, where: npt.NDArray[np.bool_]) -> None:
+    if row.device.type == "cpu":
+        np.copyto(row.numpy(), -np.inf, where=where)      # 100 us for 262,144 logits, torch's masked_fill_ 270
+    else:
+        row.masked_fill_(torch.from_numpy(where).to(row.device), float("-inf"))
 
 
 def _alike(draws: Sequence[_Draw]) -> list[list[_Draw]]:

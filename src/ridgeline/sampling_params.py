@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any, NoReturn
 
 from ridgeline.errors import InvalidParams
+from ridgeline.structured_outputs import StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     echo: bool = False
     detokenize: bool = True
+    # The form of the output: one of json, json_object, regex, choice, grammar; a mapping is checked and converted
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     # Handling
     priority: int = 0  # lower is served earlier
     cache_salt: str = ""  # prompts share cached prefixes only with prompts of the same salt
@@ -86,6 +89,8 @@ class SamplingParams:
         self._token_ids("allowed_token_ids", optional=True)
         self._normalise_bad_words()
         self._normalise_bias()
+        if self.structured_outputs is not None:
+            self._set("structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         self._check_combinations()
 
     def check_vocab(self, vocab_size: int) -> None:

@@ -32,12 +32,15 @@ class Sequence:
         self.max_len = min(max_model_len, self.prompt_len + (max_model_len if params.max_tokens is None
                                                              else params.max_tokens))
         self.eos_token_ids = eos_token_ids
+        # Follows the committed tokens, so a preemption leaves it alone.
+        self.matcher = None if request.grammar is None else request.grammar.matcher()
         self.memory: dict[str, Any] = {}
         self.metrics = RequestMetrics(arrival=arrival, prompt_tokens=self.prompt_len)
         self.parent: Sequence | None = None          # the sample that runs the common prompt
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
         self.error: Exception | None = None
+        self.embedding: list[float] | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.new_tokens: list[int] = []
         self.new_logprobs: list[TokenLogprobs] = []

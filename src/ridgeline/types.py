@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ridgeline.grammar.base import Grammar
     from ridgeline.sampling_params import SamplingParams
 
 TARGET = "target"
@@ -129,6 +130,7 @@ class EngineRequest:
     params: SamplingParams
     strategy: str | None = None    # name in the engine's strategies; None = the engine's default
     arrival: float | None = None
+    grammar: Grammar | None = None    # of params.structured_outputs, compiled
 
 
 @dataclass
@@ -144,6 +146,7 @@ class StepOutput:
     stop_token: int | None = None
     error: Exception | None = None
     metrics: RequestMetrics | None = None
+    embedding: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The answer to one prompt: whole, or in a stream as far as it is known. `error` is set when it failed."""
+    """The answer to one prompt: whole, or in a stream as far as it is known. `error` is set when it failed.
+
+    embedding: the prompt's pooled final hidden states, of the strategies embed_last and embed_mean.
+    """
 
     request_id: str
     prompt: str | None
@@ -183,6 +189,7 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: Sequence[Logprob | None] | None = None
     error: Exception | None = None
+    embedding: list[float] | None = None
 
     @property
     def metrics(self) -> RequestMetrics:

@@ -63,7 +63,7 @@ def test_each_model_is_opened_once(folder: Path, drafter: Path, monkeypatch: pyt
     llm = LLM(folder, speculative_config={"model": str(drafter)}, on_load=lambda name, done, total: names.append(name))
     assert opened == [folder, drafter] and resolved == [str(folder), str(drafter)]
     assert list(dict.fromkeys(names)) == [str(folder), str(drafter)]
-    assert list(llm.engine.strategies) == ["draft_model", "autoregressive", "score"]
+    assert list(llm.engine.strategies) == ["draft_model", "autoregressive", "score", "embed_last", "embed_mean"]
 
 
 def test_every_speculative_method_gives_the_plain_text(llm: LLM, folder: Path, drafter: Path, hidden_drafter: Path) -> None:

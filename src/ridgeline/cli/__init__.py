@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ridgeline import __version__
 from ridgeline.errors import EngineError, PeerError, RidgelineError
@@ -15,6 +15,8 @@ from ridgeline.errors import EngineError, PeerError, RidgelineError
 COMMANDS = {
     "generate": "continue one prompt or many",
     "chat": "talk with a model that has a chat template",
+    "serve": "answer requests over HTTP, as OpenAI's and Anthropic's interfaces have it",
+    "run-batch": "answer a file of requests, in the format of OpenAI's batches",
     "info": "what a model is made of, and the memory it needs",
     "perplexity": "how well a model predicts a text, alone or against a reference",
     "quantize": "write a model with weights of 4 or 8 bits",
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         options = _parse(arguments)
-        code: int = importlib.import_module(f"ridgeline.cli.{options.command}").run(options)
+        code: int = _module(options.command).run(options)
         print(end="", flush=True)
         return code
     except RidgelineError as error:
@@ -68,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is left in the buffer could not be written at the end either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"ridgeline.cli.{command.replace('-', '_')}")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -88,7 +94,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name == chosen:                  # only this command's flags are needed
-            importlib.import_module(f"ridgeline.cli.{name}").add_arguments(command)
+            _module(name).add_arguments(command)
             sub = command
     options, unknown = parser.parse_known_args(arguments)
     if unknown:

@@ -11,6 +11,7 @@ from ridgeline.errors import ConfigError
 STRATEGIES = {
     "autoregressive": "autoregressive:Autoregressive",
     "score": "score:Score",
+    "embed": "embed:Embed",
     "ngram": "ngram:NGram",
     "lookup_tree": "tree:LookupTree",
     "draft_model": "draft_model:DraftModel",

@@ -35,6 +35,10 @@ class Rows:
     def take(self, indexes: Sequence[int]) -> Rows:
         return Rows(self.tensor[list(indexes)])
 
+    def mean(self) -> Rows:
+        """One row, summed up in fp32."""
+        return Rows(self.tensor.float().mean(0, keepdim=True))       # (n, width) -> (1, width)
+
     @classmethod
     def joined(cls, parts: Sequence[Tensor]) -> Rows:
         return cls(parts[0] if len(parts) == 1 else torch.cat(list(parts)))
@@ -141,13 +145,15 @@ class Commit:
 
     keep: strictly increasing indexes into that run, a prefix or a path of its tree; None = all that were written.
     Every role is rolled back to the longest prefix that agrees with the committed tokens.
-    drafted: how many draft tokens were tried, for the acceptance metrics.
+    drafted: how many draft tokens were tried, for the acceptance metrics. embedding: one row that stands for the
+    whole sequence, which the caller gets.
     """
 
     tokens: Sequence[int]
     keep: Sequence[int] | None = None
     logprobs: Sequence[TokenLogprobs] = ()
     drafted: int = 0
+    embedding: Rows | None = None
 
 
 class SequenceView(Protocol):

@@ -30,6 +30,8 @@ class BlockDiffusion(Strategy):
     def check(self, params: SamplingParams) -> None:
         if params.prompt_logprobs is not None:
             raise InvalidParams("prompt_logprobs: not defined for block diffusion, whose rows see later tokens")
+        if params.structured_outputs is not None:
+            raise InvalidParams("structured_outputs: block diffusion does not write from left to right, so no grammar holds")
 
     def run(self, seq: SequenceView) -> Steps:
         size = self.align

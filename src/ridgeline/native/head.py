@@ -102,8 +102,8 @@ class NativeTopHead:
         logits = logits.contiguous()
         count, vocab = logits.shape
         tokens = torch.empty(count, dtype=torch.int64)
-        asked = [(row.params.temperature, max(row.params.top_k, 0), row.params.top_p, row.params.min_p, row.params.typical_p,
-                  number, again(number)) for row, number in zip(rows, u)]
+        asked = [(p.temperature, p.top_k if 0 < p.top_k < vocab else 0, p.top_p, p.min_p, p.typical_p, number, again(number))
+                 for p, number in zip((row.params for row in rows), u)]
         self.engine.sample(logits.data_ptr(), count, vocab, asked, tokens.data_ptr())
         for i in (tokens < -1).nonzero()[:, 0].tolist():                       # infinite logits share the whole mass
             tokens[i] = inverse_cdf(distribution(logits[i:i + 1], rows[i:i + 1]), [u[i]])[0]

@@ -30,16 +30,22 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
     chat_template: str | None = None,
     **kwargs: Any,
 ) -> str:
     """The prompt for a conversation, special tokens spelled out: encode it with add_special_tokens=False.
 
     `messages` are {"role": str, "content": str | [{"type": "text", "text": str}, ...]} in the OpenAI form;
-    `chat_template` replaces the model's own; `kwargs` are passed to the template. Raises InvalidPrompt for
-    malformed messages, for a model without a template and for whatever the template rejects.
+    `chat_template` replaces the model's own; `kwargs` are passed to the template. A generation prompt is added unless
+    the answer shall continue the last message (`continue_final_message`), whose end the prompt then lacks. Raises
+    InvalidPrompt for malformed messages, for a model without a template and for whatever the template rejects.
     """
+    if continue_final_message and add_generation_prompt:
+        raise InvalidPrompt("add_generation_prompt and continue_final_message are both true; at most one can be")
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
     source = chat_template
     if source is None and tools:
         source = tokenizer.chat_templates.get("tool_use")
@@ -61,11 +67,23 @@ def render_chat(
         "add_generation_prompt": add_generation_prompt,
     } | kwargs
     try:
-        return template.render(arguments)
+        rendered = template.render(arguments)
     except jinja2.TemplateError as error:
         raise InvalidPrompt(f"the chat template rejected the messages: {_describe(error)}") from error
     except _TEMPLATE_CODE_ERRORS as error:
         raise InvalidPrompt(f"the chat template failed: {type(error).__name__}: {error}") from error
+    return _without_end(rendered, checked[-1]) if continue_final_message else rendered
+
+
+def _without_end(rendered: str, message: Mapping[str, Any]) -> str:
+    """A rendered conversation up to where the text of its last message ends."""
+    content = message["content"]
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content[-1:])
+    for form in (text, text.strip()):                    # templates often strip what they show
+        at = rendered.rfind(form)
+        if form and at >= 0:
+            return rendered[:at + len(form)]
+    raise InvalidPrompt("the last message has no text that the chat template shows, so that nothing can be continued")
 
 
 @lru_cache(maxsize=16)
