@@ -62,7 +62,7 @@ def hadamard(x: Tensor) -> Tensor:
         a, b = y.view(*y.shape[:-1], -1, 2, h).unbind(-2)                                # (..., d / 2h, h)
         y = torch.stack([a + b, a - b], -2).flatten(-3)
         h *= 2
-    return (y * size ** -0.5).to(x.dtype)
+    return (y / math.sqrt(size)).to(x.dtype)
 
 
 def dequantise_kv(x: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
