@@ -257,7 +257,7 @@ class Engine:
             self._fail(seq, EngineError("the model's output is not a number (NaN)"))
             return
         if any(token < 0 for token in result.result.tokens):
-            self._fail(seq, EngineError("no token can be chosen: the request's masks exclude every token"))
+            self._fail(seq, InvalidParams("no token can be chosen: the request's masks exclude every token"))
             return
         if seq.hidden:
             result.result.hidden = Rows.joined(seq.hidden)

@@ -152,7 +152,7 @@ def test_a_grammar_that_fails_while_it_is_followed_fails_alone(llm: LLM, monkeyp
 
 def test_masks_that_leave_nothing_are_an_error_of_the_request(llm: LLM) -> None:
     output = llm.generate("The sea", params({"choice": ["calm"]}, allowed_token_ids=[5]))[0]
-    assert isinstance(output.error, EngineError) and "exclude every token" in str(output.error)
+    assert isinstance(output.error, InvalidParams) and "exclude every token" in str(output.error)
 
 
 def test_scoring_needs_no_grammar(llm: LLM) -> None:

@@ -175,6 +175,7 @@ def test_a_form_holds_behind_the_reasoning(folder: Path) -> None:
 @pytest.mark.parametrize(("fields", "param", "words"), [
     ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs", "structured_outputs.json: keyword 'not' at the top"),
     ({"guided_json": {"not": {}}}, "guided_json", "guided_json.json: keyword 'not'"),
+    ({"guided_regex": "a", "min_tokens": 3}, None, "masks exclude every token"),
     ({"guided_regex": "a{2"}, "structured_outputs", "unclosed counted repetition"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format", "beside guided_regex"),
     ({"response_format": {"type": "structural_tag"}}, "response_format", "got 'structural_tag'; allowed: text, json_object"),
