@@ -84,7 +84,8 @@ def _sequences(found: LoadedModel, config: object, file: str | None) -> list[lis
 def _table(lines: list[Written]) -> str:
     """One line a kind of tensor, and the sum."""
     rows = [(line.what, line.tensors, line.values, line.before, line.after) for line in lines]
-    rows.append(("all", *(sum(row[i] for row in rows) for i in range(1, 5))))      # type: ignore[arg-type, misc]
+    rows.append(("all", sum(line.tensors for line in lines), sum(line.values for line in lines),
+                 sum(line.before for line in lines), sum(line.after for line in lines)))
     out = [f"{'':30}{'tensors':>8}{'before, MB':>12}{'after, MB':>12}{'bits a value':>14}"]
     out += [f"{what:30}{tensors:>8}{before / 1e6:>12.1f}{after / 1e6:>12.1f}{8 * after / max(1, values):>14.2f}"
             for what, tensors, values, before, after in rows]

@@ -72,7 +72,7 @@ class Server:
     async def _warm_up(self, on_ready: Callable[[], None] | None) -> None:
         try:
             await self.service.warm_up()
-        except Exception:
+        except Exception:  # whatever it is, a server that cannot answer ends; `run` raises it
             self.http.should_exit = True
             raise
         if on_ready is not None:
