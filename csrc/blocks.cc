@@ -104,16 +104,19 @@ void Engine::finish(const Norm& after, const float* y, int64_t n, float* x) cons
 }
 
 void Engine::run(const Norm& norm, const float* x, int64_t rows, int64_t n, float* out) {
+  trace.begin(-1, rows);
   const auto work = [&](int thread) {
     const Range r = share(rows, thread, team.size());
     for (int64_t i = r.first; i < r.last; ++i) normalise(norm, x + i * n, n, out + i * n);
   };
-  if (rows == 1) return normalise(norm, x, n, out);
-  team.run(work);
+  if (rows == 1) normalise(norm, x, n, out);
+  else team.run(work);
+  trace.end(Part::final_norm);
 }
 
 void Engine::run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld) {
   const int64_t cols = linear.matrix->cols;
+  trace.begin(-1, rows);
   const Input in = input(0, rows, cols);
   const int64_t tiles = linear.matrix->view().tiles();
   team.run([&](int thread) {
@@ -122,9 +125,11 @@ void Engine::run(const Linear& linear, const float* x, int64_t rows, float* out,
     const Range t = share((tiles + 1) / 2, thread, team.size());
     multiply(linear, in, 2 * t.first, std::min(tiles, 2 * t.last), out, ld);
   });
+  trace.end(Part::head);
 }
 
 void Engine::run(const MlpBlock& block, float* x, int64_t tokens) {
+  trace.begin(block.layer, tokens);
   const int64_t hidden = block.up.matrix->cols, wide = block.up.matrix->rows;
   const Input in = input(0, tokens, hidden), middle = input(1, tokens, wide);
   const int64_t tiles = block.up.matrix->view().tiles(), down_tiles = block.down.matrix->view().tiles();
@@ -143,6 +148,7 @@ void Engine::run(const MlpBlock& block, float* x, int64_t tokens) {
         if (mask >> p & 1) prepare(in, static_cast<Precision>(p), r, 0, in.stride / kBlock);
     }
     team.barrier();
+    if (thread == 0) trace.end(Part::mlp_norm);
     // Whole pairs of tiles: then a thread's columns are whole blocks, and it can quantise them itself.
     const Range pairs = share((tiles + 1) / 2, thread, threads);
     const int64_t first = 2 * pairs.first, last = std::min(tiles, 2 * pairs.last);
@@ -156,15 +162,19 @@ void Engine::run(const MlpBlock& block, float* x, int64_t tokens) {
       prepare(middle, down, r, a / kBlock, (b + kBlock - 1) / kBlock);
     }
     team.barrier();
+    if (thread == 0) trace.end(Part::up);
     const Range out = share((down_tiles + 1) / 2, thread, threads);
     multiply(block.down, middle, 2 * out.first, std::min(down_tiles, 2 * out.last), y, hidden);
     team.barrier();
+    if (thread == 0) trace.end(Part::down);
     for (int64_t r = rows.first; r < rows.last; ++r) finish(block.after, y + r * hidden, hidden, x + r * hidden);
   });
+  trace.end(Part::mlp_residual);
 }
 
 void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const float* cos,
                  const float* sin) {
+  trace.begin(block.layer, batch.tokens);
   const int64_t hidden = block.q.matrix->cols, tokens = batch.tokens, d = block.d;
   const int64_t nq = block.heads * d, nk = block.kv_heads * d, ld = round32(nq + 2 * nk);
   const Input in = input(0, tokens, hidden), mixed = input(1, tokens, nq);
@@ -184,6 +194,7 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
         if (mask >> p & 1) prepare(in, static_cast<Precision>(p), r, 0, in.stride / kBlock);
     }
     team.barrier();
+    if (thread == 0) trace.end(Part::attention_norm);
     const Range tiles = share(tq + tk + tv, thread, threads);
     const auto part = [&](const Linear& linear, int64_t before, int64_t count, int64_t column) {
       multiply(linear, in, std::clamp<int64_t>(tiles.first - before, 0, count),
@@ -193,6 +204,7 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
     part(block.k, tq, tk, nq);
     part(block.v, tq + tk, tv, nq + nk);
     team.barrier();
+    if (thread == 0) trace.end(Part::qkv);
     const int64_t item = block.heads + 2 * block.kv_heads;
     if (block.q_norm.form != Norm::none && !block.norm_heads) {
       for (int64_t r = rows.first; r < rows.last; ++r) {
@@ -219,16 +231,20 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
                               scale ? scale + slot : nullptr);
     }
     team.barrier();
+    if (thread == 0) trace.end(Part::heads);
     attend(block, batch, kv, qkv, ld, mixed.x, thread);
     team.barrier();
+    if (thread == 0) trace.end(Part::core);
     const Precision precision = precision_of(block.o);
     for (int64_t r = rows.first; r < rows.last; ++r) prepare(mixed, precision, r, 0, mixed.stride / kBlock);
     team.barrier();
     const Range out = share((to + 1) / 2, thread, threads);
     multiply(block.o, mixed, 2 * out.first, std::min(to, 2 * out.last), y, hidden);
     team.barrier();
+    if (thread == 0) trace.end(Part::out);
     for (int64_t r = rows.first; r < rows.last; ++r) finish(block.after, y + r * hidden, hidden, x + r * hidden);
   });
+  trace.end(Part::attention_residual);
 }
 
 // Every (row, KV head, tile of tokens) is one item. Items go to threads in turn: later tiles of a prefill see more keys.

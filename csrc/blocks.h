@@ -8,6 +8,7 @@
 #include "memory.h"
 #include "parallel.h"
 #include "sample.h"
+#include "trace.h"
 
 namespace ridgeline {
 
@@ -69,6 +70,7 @@ struct MlpBlock {
   Norm before, after;
   Linear gate, up, down;        // gate.matrix null: down(act(up(x)))
   Act act;
+  int64_t layer = -1;           // as traces name it
 };
 
 struct AttentionBlock {
@@ -79,6 +81,7 @@ struct AttentionBlock {
   float scale, softcap;
   int64_t window;               // 0 = none
   int64_t half;                 // rotated pairs of a head; 0 = no rotation
+  int64_t layer = -1;           // as traces name it
 };
 
 constexpr int64_t kMostTop = 80;        // k of a TopQuery at most
@@ -124,6 +127,7 @@ class Engine {
 
   const Isa isa;
   Team team;
+  Trace trace;
 
  private:
   struct Input {                // activations in the forms that the products need

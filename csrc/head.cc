@@ -29,6 +29,7 @@ void merge(const std::vector<float>& best, const std::vector<int64_t>& at, int64
 }  // namespace
 
 void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {
+  trace.begin(-1, rows);
   const Weights w = linear.matrix->view();
   const int64_t tiles = w.tiles(), threads = team.size(), width = 8 * kTile;      // a strip of 32 rows takes 16 KB
   const Input in = input(0, rows, w.cols);
@@ -50,9 +51,11 @@ void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t*
     }
   });
   merge(best, at, rows, tokens);
+  trace.end(Part::head);
 }
 
 int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {
+  trace.begin(-1, rows);
   const SplitHead w = linear.matrix->planes();
   const int64_t tiles = w.tiles(), ld = tiles * kTile, threads = team.size();
   const Input in = input(0, rows, w.cols);
@@ -107,6 +110,7 @@ int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64
   int64_t total = 0;
   for (int64_t i = 0; i < threads; ++i) total += exact[i];
   merge(best, token, rows, tokens);
+  trace.end(Part::head);
   return total;
 }
 

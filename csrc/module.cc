@@ -208,6 +208,7 @@ void lookup(Engine& engine, const Matrix& m, Address tokens, int64_t count, Addr
   for (int64_t i = 0; i < count; ++i)
     if (ids[i] < 0 || ids[i] >= m.rows) throw std::invalid_argument("token id " + std::to_string(ids[i]) + " is out of range");
   nb::gil_scoped_release free;
+  engine.trace.begin(-1, count);
   const auto rows = [&](int64_t first, int64_t last) {
     Buffer tile(m.split() ? static_cast<size_t>(m.planes().blocks() * 2 * kPlane) : 0);
     for (int64_t i = first; i < last; ++i) {
@@ -221,11 +222,24 @@ void lookup(Engine& engine, const Matrix& m, Address tokens, int64_t count, Addr
                  o + i * m.cols);
     }
   };
-  if (count < 8) return rows(0, count);
-  engine.team.run([&](int thread) {
+  if (count < 8) rows(0, count);
+  else engine.team.run([&](int thread) {
     const Range r = share(count, thread, engine.team.size());
     rows(r.first, r.last);
   });
+  engine.trace.end(Part::embed);
+}
+
+// layer (none: of no layer), part, rows, start and end in ns of the monotonic clock
+using Traced = std::tuple<std::optional<int64_t>, std::string, int64_t, int64_t, int64_t>;
+
+std::vector<Traced> take_trace(Engine& engine) {
+  std::vector<Traced> found;
+  for (const Event& e : engine.trace.events)
+    found.emplace_back(e.layer < 0 ? std::nullopt : std::optional(e.layer), kPartNames[static_cast<int>(e.part)], e.rows,
+                       e.start_ns, e.end_ns);
+  engine.trace.events.clear();
+  return found;
 }
 
 // Bytes a second that the team reads from memory: the best of several passes over a buffer that no cache should hold.
@@ -322,7 +336,8 @@ NB_MODULE(_native, m) {
             gate->matrix->cols != hidden)))
           throw std::invalid_argument("MLP: the shapes of gate, up and down do not fit");
         new (self) MlpBlock{std::move(before), std::move(after), gate.value_or(Linear{}), std::move(up), std::move(down), act_of(act)};
-      }, nb::arg("before"), nb::arg("after"), nb::arg("gate").none(), nb::arg("up"), nb::arg("down"), nb::arg("act"));
+      }, nb::arg("before"), nb::arg("after"), nb::arg("gate").none(), nb::arg("up"), nb::arg("down"), nb::arg("act"))
+      .def_rw("layer", &MlpBlock::layer);
 
   nb::class_<AttentionBlock>(m, "AttentionBlock")
       .def("__init__", [](AttentionBlock* self, Norm before, Norm after, Norm q_norm, Norm k_norm, bool norm_heads, Linear q,
@@ -338,7 +353,8 @@ NB_MODULE(_native, m) {
                                   window, half};
       }, nb::arg("before"), nb::arg("after"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("norm_heads"), nb::arg("q"),
          nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("d"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"),
-         nb::arg("half"));
+         nb::arg("half"))
+      .def_rw("layer", &AttentionBlock::layer);
 
   nb::class_<Batch>(m, "Batch")
       .def(nb::new_(&make_batch), nb::arg("offsets"), nb::arg("starts"), nb::arg("positions"), nb::arg("lo"), nb::arg("hi"),
@@ -352,6 +368,8 @@ NB_MODULE(_native, m) {
       }, nb::arg("isa") = "", nb::arg("threads") = 0)
       .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa.name); })
       .def_prop_ro("threads", [](const Engine& e) { return e.team.size(); })
+      .def("trace", [](Engine& e, bool on) { e.trace.on = on; }, nb::arg("on"))
+      .def("take_trace", &take_trace)
       .def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
       .def("allocate", [](Engine&, const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split,
                           const std::string& into) {

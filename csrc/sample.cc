@@ -162,6 +162,7 @@ const SampleKernels* sample_kernels(const std::string& isa) {
 int64_t sample_scratch(int64_t vocab) { return (vocab + 64) / 16 * 16 * 12 + (vocab / kSampleBlock + 8) * 12; }
 
 void Engine::sample(const float* logits, int64_t rows, int64_t vocab, const SampleRow* asked, int64_t* tokens) {
+  trace.begin(-1, rows);
   const int64_t threads = team.size(), bytes = (sample_scratch(vocab) + 63) / 64 * 64, places = (vocab + 64) / 16 * 16;
   tiles_.need(static_cast<size_t>(threads * bytes));
   const SampleKernels& kernels = *sample_kernels(isa.name);
@@ -175,6 +176,7 @@ void Engine::sample(const float* logits, int64_t rows, int64_t vocab, const Samp
       tokens[r] = sampler.run(asked[r]);
     }
   });
+  trace.end(Part::sample);
 }
 
 }  // namespace ridgeline

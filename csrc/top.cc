@@ -123,15 +123,19 @@ std::vector<int64_t> touched_tiles(const TopQuery& query, int64_t rows) {
 }  // namespace
 
 int64_t Engine::top(const Linear& linear, const float* x, int64_t rows, const TopQuery& query) {
+  trace.begin(-1, rows);
   const int64_t tiles = linear.matrix->view().tiles();
   const Input in = input(0, rows, linear.matrix->cols);
   // Reading single tiles costs their latency: not worth it where many are touched.
   const bool few = static_cast<int64_t>(touched_tiles(query, rows).size()) <= tiles / 8;
   const bool alone = std::all_of(query.k, query.k + rows, [](int64_t k) { return k == 0; });
-  if (few && alone) return touched_alone(linear, in, x, query);
   const bool pruned = query.prune && few && rows <= kHeadRows && linear.matrix->split() && isa.kernels->head_bounds &&
                       precision_of(linear) == Precision::i8;
-  return pruned ? top_pruned(linear, in, x, query) : top_whole(linear, in, x, query);
+  const int64_t scored = few && alone ? touched_alone(linear, in, x, query)
+                         : pruned     ? top_pruned(linear, in, x, query)
+                                      : top_whole(linear, in, x, query);
+  trace.end(Part::head);
+  return scored;
 }
 
 int64_t Engine::top_whole(const Linear& linear, const Input& in, const float* x, const TopQuery& query) {

@@ -96,6 +96,11 @@ class Report:
         return "; ".join(parts)
 
 
+def _layer_of(name: str) -> int:
+    """3 of "model.layers.3.mlp"; -1 if a layer is not one of a row."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), -1)
+
+
 def _some(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
@@ -312,7 +317,10 @@ class _Builder:
             up = self.linear(f"{name}.up_proj", inner.up_proj, kinds)
             down = self.linear(f"{name}.down_proj", inner.down_proj, kinds)
             block = self._made(_native.MlpBlock, *around, gate, up, down, inner.act_name)
-            return None if self.engine is None else NativeMLP(self.engine, block)
+            if self.engine is None:
+                return None
+            block.layer = _layer_of(name)
+            return NativeMLP(self.engine, block)
         raise Declined(f"no native {type(inner).__name__}")
 
     def _attention(self, name: str, inner: Attention, around: list[Any], kinds: list[str]) -> NativePart | None:
@@ -326,7 +334,10 @@ class _Builder:
         half = 0 if inner.rotary is None else len(inner.rotary.inv_freq)
         block = self._made(_native.AttentionBlock, *around, *norms, inner.norm_over == "head", *projections, inner.head_dim,
                            inner.scale, inner.softcap or 0.0, inner.window or 0, half)
-        return None if self.engine is None else NativeAttention(self.engine, block, inner)
+        if self.engine is None:
+            return None
+        block.layer = _layer_of(name)
+        return NativeAttention(self.engine, block, inner)
 
     def _made(self, kind: Any, *arguments: Any) -> Any:
         try:
