@@ -9,12 +9,12 @@ The functions are wrapped on the instances while the block runs, about a microse
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.analysis.measure import tracing
+from ridgeline.analysis.measure import Event, Events
 from ridgeline.llm import LLM
 
 # Functions of an LLM and the name of their spans. A function that calls another one of the same name is one span.
@@ -43,7 +43,7 @@ class Span:
 
 
 class Run:
-    """What was stamped. steps: (start, end) of each step in nanoseconds."""
+    """What was stamped."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
@@ -83,7 +83,7 @@ class Run:
 
         setattr(owner, function, timed)
 
-    def add(self, events: list[tuple[int | None, str, int, int, int]]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         self._spans += [Span(component, start, end, layer, rows, True) for layer, component, rows, start, end in events]
 
 
@@ -96,10 +96,13 @@ def recorded(llm: LLM) -> Iterator[Run]:
             for function, name in functions.items():
                 run.wrap(owner, function, name)
                 stack.callback(delattr, owner, function)
-        takes = [stack.enter_context(tracing(runner.model)) for runner in llm.engine.runners.values()]
+        sources = [Events.of(llm, role) for role in llm.engine.runners]
+        for source in sources:
+            stack.callback(source.stop)
+            source.start()
         yield run
-        for take in takes:
-            run.add(take())
+        for source in sources:
+            run.add(source.take())
 
 
 def _targets(llm: LLM) -> Iterator[tuple[Any, Mapping[str, str]]]:
