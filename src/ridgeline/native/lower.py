@@ -26,6 +26,7 @@ from ridgeline.native.layers import (
     NativeAttention,
     NativeBlock,
     NativeEmbedding,
+    NativeLayers,
     NativeMLP,
     NativeNorm,
     NativePart,
@@ -176,6 +177,9 @@ class _Builder:
             native = self.block(f"model.layers.{index}", block, report)
             if self.engine is not None:
                 layers[index] = native
+        if self.engine is not None and report.complete:
+            blocks = [block for block in layers if isinstance(block, NativeBlock)]
+            self.model.model.whole = NativeLayers(self.engine, blocks)
         self.norm(report)
         self.ends(report)
         report.tensors, report.parameters = self.taken, self.done
