@@ -100,6 +100,11 @@ struct TopQuery {
   static constexpr int64_t kBroken = -1, kTied = -2;
 };
 
+// The decoder layers of a model, in their order. The blocks belong to the caller.
+struct Layers {
+  std::vector<std::pair<const AttentionBlock*, const MlpBlock*>> blocks;
+};
+
 // The threads, the instruction set and the work space of one model.
 class Engine {
  public:
@@ -110,6 +115,9 @@ class Engine {
   // cos, sin: tokens x half.
   void run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const float* cos,
            const float* sin);
+  // All layers one after the other. kv, cos, sin: one for each layer.
+  void run(const Layers& layers, float* x, const BatchView& batch, const KvView* kv, const float* const* cos,
+           const float* const* sin);
   // out (rows x matrix rows, leading dimension ld) = x . W
   void run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld);
   void run(const Norm& norm, const float* x, int64_t rows, int64_t n, float* out);

@@ -249,6 +249,29 @@ double read_bandwidth(Engine& engine, int64_t bytes, int64_t repeats) {
   return ridgeline::read_bandwidth(engine.team, bytes, repeats);
 }
 
+KvView kv_view(const AttentionBlock& block, KvType type, Address k, Address v, Address k_scale, Address v_scale) {
+  if ((type == KvType::i8) != (k_scale && v_scale)) throw std::invalid_argument("an int8 KV cache has scales, others have none");
+  return {type, reinterpret_cast<void*>(k), reinterpret_cast<void*>(v), block.kv_heads, block.d, block.d,
+          reinterpret_cast<float*>(k_scale), reinterpret_cast<float*>(v_scale)};
+}
+
+// kv: addresses of K, V and their scales for each layer; rope: of cos and sin.
+void run_layers(Engine& engine, const Layers& layers, Address x, const Batch& batch, const std::string& dtype,
+                const std::vector<Address>& kv, const std::vector<Address>& rope) {
+  const size_t count = layers.blocks.size();
+  if (kv.size() != 4 * count || rope.size() != 2 * count)
+    throw std::invalid_argument("layers need four addresses of a cache and two of a rotation each");
+  std::vector<KvView> views;
+  std::vector<const float*> cos, sin;
+  for (size_t i = 0; i < count; ++i) {
+    views.push_back(kv_view(*layers.blocks[i].first, kv_of(dtype), kv[4 * i], kv[4 * i + 1], kv[4 * i + 2], kv[4 * i + 3]));
+    cos.push_back(reinterpret_cast<const float*>(rope[2 * i]));
+    sin.push_back(reinterpret_cast<const float*>(rope[2 * i + 1]));
+  }
+  nb::gil_scoped_release free;
+  engine.run(layers, reinterpret_cast<float*>(x), batch.view, views.data(), cos.data(), sin.data());
+}
+
 // temperature, top_k, top_p, min_p, typical_p, u, again
 using Draw = std::tuple<float, int64_t, double, double, double, double, double>;
 
@@ -335,6 +358,12 @@ NB_MODULE(_native, m) {
          nb::arg("half"))
       .def_rw("layer", &AttentionBlock::layer);
 
+  nb::class_<Layers>(m, "Layers")
+      .def(nb::init<>())
+      .def("add", [](Layers& layers, const AttentionBlock& attention, const MlpBlock& mlp) {
+        layers.blocks.emplace_back(&attention, &mlp);
+      }, nb::arg("attention"), nb::arg("mlp"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+
   nb::class_<Batch>(m, "Batch")
       .def(nb::new_(&make_batch), nb::arg("offsets"), nb::arg("starts"), nb::arg("positions"), nb::arg("lo"), nb::arg("hi"),
            nb::arg("slots"), nb::arg("page_table"), nb::arg("pages"), nb::arg("page_size"), nb::arg("parents"));
@@ -372,15 +401,13 @@ NB_MODULE(_native, m) {
       }, nb::arg("block"), nb::arg("x"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())
       .def("attention", [](Engine& e, const AttentionBlock& b, Address x, const Batch& batch, const std::string& dtype, Address k,
                            Address v, Address k_scale, Address v_scale, Address cos, Address sin) {
-        const KvView kv{kv_of(dtype), reinterpret_cast<void*>(k), reinterpret_cast<void*>(v), b.kv_heads, b.d, b.d,
-                        reinterpret_cast<float*>(k_scale), reinterpret_cast<float*>(v_scale)};
-        if ((kv.type == KvType::i8) != (kv.k_scale && kv.v_scale))
-          throw std::invalid_argument("an int8 KV cache has scales, others have none");
+        const KvView kv = kv_view(b, kv_of(dtype), k, v, k_scale, v_scale);
         nb::gil_scoped_release free;
         e.run(b, reinterpret_cast<float*>(x), batch.view, kv, reinterpret_cast<const float*>(cos),
               reinterpret_cast<const float*>(sin));
       }, nb::arg("block"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("k"), nb::arg("v"),
          nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("cos"), nb::arg("sin"))
+      .def("layers", &run_layers, nb::arg("layers"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("kv"), nb::arg("rope"))
       .def("linear", [](Engine& e, const Linear& l, Address x, int64_t rows, Address out) {
         e.run(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out), l.matrix->rows);
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())

@@ -130,10 +130,15 @@ class Backbone(nn.Module):
     def __init__(self, embed_tokens: nn.Module, layers: list[nn.Module], norm: nn.Module):
         super().__init__()
         self.embed_tokens, self.layers, self.norm = embed_tokens, nn.ModuleList(layers), norm
+        # Set where a backend runs all layers at once.
+        self.whole: Callable[[Tensor, Batch, CacheView | None], Tensor] | None = None
 
     def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> ModelOutput:
         """x: (T, hidden), embedded tokens or fed rows."""
-        taps = {}
+        taps: dict[int, Tensor] = {}
+        if self.whole is not None and not batch.taps:
+            x = self.whole(x, batch, state)
+            return ModelOutput(self.norm(x if batch.wanted is None else x[batch.wanted]))
         for index, layer in enumerate(self.layers):
             if index in batch.taps:
                 taps[index] = x.clone()          # native layers change x in place

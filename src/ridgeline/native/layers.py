@@ -11,9 +11,12 @@ from ridgeline.batch import Batch
 from ridgeline.cache.view import CacheView
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.block import ResidualBlock
+from ridgeline.layers.rope import Rotary
 from ridgeline.native import _native
-from ridgeline.native._native import AttentionBlock, Engine, Matrix, MlpBlock, Norm
+from ridgeline.native._native import AttentionBlock, Engine, Layers, Matrix, MlpBlock, Norm
 from ridgeline.types import LayerState
+
+CACHED = "native layers run on a cache; differentiable runs use the torch backend"
 
 
 class NativePart(Protocol):
@@ -29,15 +32,9 @@ class NativeAttention:
 
     def add(self, x: Tensor, batch: Batch, state: CacheView) -> Tensor:
         x = x.contiguous()
-        k, v = state.kv(self.layer)
-        scales = state.scales(self.layer)
-        k_scale, v_scale = (0, 0) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr())
-        cos = sin = 0
-        if self.rotary is not None:
-            tables = self.rotary.tables(batch, torch.float32)                     # (T, half) each
-            cos, sin = tables[0].data_ptr(), tables[1].data_ptr()
-        self.engine.attention(self.block, x.data_ptr(), native_batch(batch), str(k.dtype).removeprefix("torch."),
-                              k.data_ptr(), v.data_ptr(), k_scale, v_scale, cos, sin)
+        dtype = str(state.layout.kv_dtype).removeprefix("torch.")
+        self.engine.attention(self.block, x.data_ptr(), native_batch(batch), dtype, *kv_addresses(state, self.layer),
+                              *rope_addresses(self.rotary, batch))
         return x
 
 
@@ -77,7 +74,7 @@ class NativeBlock(nn.Module):
 
     def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
         """x: (T, hidden) fp32 -> the same tensor, changed in place where a part is native."""
-        assert state is not None, "native layers run on a cache; differentiable runs use the torch backend"
+        assert state is not None, CACHED
         if self.mix is not None:
             x = self.mix.add(x, batch, state)
         elif self.own_mix is not None:
@@ -85,6 +82,31 @@ class NativeBlock(nn.Module):
         if self.feed is not None:
             return self.feed.add(x, batch, state)
         return x if self.own_feed is None else x + self.own_feed(x, batch)
+
+
+class NativeLayers:
+    """All decoder layers in one call: no Python between them, and the lock of the interpreter is free meanwhile."""
+
+    def __init__(self, engine: Engine, blocks: Sequence[NativeBlock]):
+        """blocks: both parts of each are native."""
+        self.engine, self.layers, self.mixers = engine, Layers(), list[NativeAttention]()
+        for block in blocks:
+            assert isinstance(block.mix, NativeAttention) and isinstance(block.feed, NativeMLP)
+            self.layers.add(block.mix.block, block.feed.block)
+            self.mixers.append(block.mix)
+        self.state: CacheView | None = None
+        self.kv, self.dtype = list[int](), ""
+
+    def __call__(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
+        """x: (T, hidden) fp32 -> the same tensor, changed in place where it is contiguous."""
+        assert state is not None, CACHED
+        if state is not self.state:                        # its tensors stay where they are
+            self.kv = [address for mixer in self.mixers for address in kv_addresses(state, mixer.layer)]
+            self.state, self.dtype = state, str(state.layout.kv_dtype).removeprefix("torch.")
+        x = x.contiguous()
+        rope = [address for mixer in self.mixers for address in rope_addresses(mixer.rotary, batch)]
+        self.engine.layers(self.layers, x.data_ptr(), native_batch(batch), self.dtype, self.kv, rope)
+        return x
 
 
 class NativeNorm(nn.Module):
@@ -125,4 +147,23 @@ def native_batch(batch: Batch) -> _native.Batch:
             list(batch.offsets), list(batch.starts), batch.positions.data_ptr(), batch.lo.data_ptr(), batch.hi.data_ptr(),
             batch.slots.data_ptr(), batch.page_table.data_ptr(), batch.page_table.shape[1], batch.page_size, parents)
         batch.memo["native"] = found
+    return found
+
+
+def kv_addresses(state: CacheView, layer: int) -> tuple[int, int, int, int]:
+    """Of a layer's K, V and their scales; 0 where there are no scales."""
+    k, v = state.kv(layer)
+    scales = state.scales(layer)
+    return k.data_ptr(), v.data_ptr(), *((0, 0) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr()))
+
+
+def rope_addresses(rotary: Rotary | None, batch: Batch) -> tuple[int, int]:
+    """Of the cos and sin of a batch, made once for all layers that share a rotation; 0 for a layer without one."""
+    if rotary is None:
+        return 0, 0
+    key = ("native rope", id(rotary))
+    found: tuple[int, int] | None = batch.memo.get(key)
+    if found is None:
+        cos, sin = rotary.tables(batch, torch.float32)                            # (T, half) each
+        found = batch.memo[key] = cos.data_ptr(), sin.data_ptr()
     return found
