@@ -167,13 +167,23 @@ def speculation(subject: Subject, q: Question, tokens_per_pass: float, drafted: 
                   "one without", "none: the output is the same", verify="ngram", options={"drafts": drafts})
 
 
+def pruned_head(subject: Subject, q: Question, scored: float) -> Iterator[Advice]:
+    """The engine prunes by itself where it pays; the gain is over reading the whole head. scored: share of its rows that had to be
+    scored exactly."""
+    if subject.head_share == 1:
+        return
+    gain = subject.other(head_share=1.0).decode_s(q.batch, q.context) / subject.decode_s(q.batch, q.context)
+    yield Advice("pruned head (on already)", ITL, gain, f"half of each weight is enough for {1 - scored:.0%} of the head's rows",
+                 "none: the token is the same", verify="pruned_head")
+
+
 def other_hardware(subject: Subject, q: Question, machines: Sequence[Any]) -> Iterator[Advice]:
     """By the roofs of both: efficiency is taken as equal, and nothing is known of the other's overhead."""
     now = subject.decode_s(q.batch, q.context)
     for machine in machines:
         if machine.memory_bytes < subject.memory_bytes(q.batch, q.context + q.output):
             continue
-        step = subject.other(hardware=machine, overhead_s=0.0).decode_s(q.batch, q.context)
+        step = subject.other(hardware=machine, bandwidth=None).decode_s(q.batch, q.context)
         price = "" if machine.price_per_hour is None else f", ${machine.price_per_hour:.2f} an hour"
         yield Advice(f"hardware: {machine.name}", ITL, now / step, f"reads {machine.bandwidth / 1e9:.0f} GB/s instead of "
                      f"{subject.hardware.bandwidth / 1e9:.0f}; at its roof, without overhead", f"another machine{price}", kind="hardware")

@@ -1,19 +1,18 @@
 """`ridgeline explain`: one object that says where the time goes, how far that is from the limit, and what would help."""
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.analysis import sweeps, waterfall
-from ridgeline.analysis.advise import Advice, Question, advise, speculation
+from ridgeline.analysis.advise import Advice, Question, advise, other_hardware, pruned_head, speculation
 from ridgeline.analysis.hardware import Hardware
 from ridgeline.analysis.measure import Measured, measure
 from ridgeline.analysis.sample import Sample, acceptance, run_sample
 from ridgeline.analysis.stages import stage
 from ridgeline.analysis.stamps import Span
-from ridgeline.analysis.subject import Subject, chunks
+from ridgeline.analysis.subject import HIGH, LOW, MOST_PRUNED, Subject, chunks
 from ridgeline.analysis.work import Step, decode
 from ridgeline.llm import LLM
 
@@ -22,6 +21,7 @@ REPEATS = 9                    # of a decoding step
 PREFILL_S = 4.0                # of measuring the prefill, unless one takes longer
 MEASURED_BATCHES = (1, 8, 32)  # of the sweep, beside the asked one
 MEASURED_CONTEXTS = (128, 2048)
+SAMPLE_S = 15.0                # of prefill in the sample run
 DRAFTS = 4
 BUSY = 0.5                     # load average above which something else is measured as well
 Progress = Callable[[str], None]
@@ -45,88 +45,113 @@ def explain(subject: Subject, question: Question, *, llm: LLM | None = None, mac
     q = question
     steps: list[Step] = list(chunks(q.context, subject.chunk))
     decoding = decode(q.context, batch=q.batch)
-    prefilled: list[Measured] = []
-    decoded: Measured | None = None
-    sample: Sample | None = None
-    falls: dict[str, waterfall.Waterfall] = {}
-    if llm is not None:
-        progress("prefill")
-        repeats = max(1, min(5, int(PREFILL_S / max(1e-6, subject.prefill_s(q.context))) - 1))
-        prefilled = [measure(llm, step, repeats=repeats) for step in steps]
-        progress("decode")
-        decoded = measure(llm, decoding, repeats=REPEATS)
-        subject = subject.other(overhead_s=max(0.0, decoded.step_s - decoded.pass_s) + _dispatch(decoded))
-        progress("a request")
-        sample = run_sample(llm, q)
-        falls = {"request": sample.request, **sample.steps}
-    stages = [stage("prefill", subject, steps, batch=1, context=q.context, **_measured(prefilled)),
-              stage("decode", subject, [decoding], batch=q.batch, context=q.context, **_measured([decoded] if decoded else []))]
+    found = _measure(llm, subject, q, steps, decoding, progress) if llm is not None else Measurements()
+    subject = subject.other(head_share=found.head_share)
+    stages = [stage("prefill", subject, steps, batch=1, context=q.context, **_stage(found.prefill)),
+              stage("decode", subject, [decoding], batch=q.batch, context=q.context,
+                    **_stage([found.decode] if found.decode else [], found.head_s if q.batch <= MOST_PRUNED else None))]
     longest = None if llm is None else llm.engine.max_model_len
-    found = sweeps.sweep(subject, batch=q.batch, context=q.context, output=q.output, longest=longest)
+    curves = sweeps.sweep(subject, batch=q.batch, context=q.context, output=q.output, longest=longest)
+    more: list[Advice] = []
     if llm is not None:
         progress("sweeps")
-        _measure_sweeps(found, llm, q, stages)
-    progress("levers")
-    more = [] if llm is None or sample is None else _speculation(llm, subject, q, sample)
-    advice = advise(subject, q, [*more, *_hardware(subject, q, machines)])
+        _measure_sweeps(curves, llm, q, stages, found.head_saved_s)
+        progress("levers")
+        more = _own_levers(llm, subject, q, found)
+    advice = advise(subject, q, [*more, *other_hardware(subject, q, [m for m in machines if m.name != subject.hardware.name])])
     result = {
         "kind": KIND, "version": VERSION, "model": model, "hardware": subject.hardware.as_json(),
         "settings": {"batch": q.batch, "context": q.context, "output": q.output, "chunk": subject.chunk,
-                     "overhead_s": subject.overhead_s, "measured": llm is not None},
+                     "bandwidth_now": subject.bandwidth, "head_share": subject.head_share,
+                     "measured": llm is not None},
         "stages": stages,
-        "waterfall": falls["request"].as_json() if falls else None,
-        "step_waterfalls": {name: fall.as_json() for name, fall in falls.items() if name != "request"},
-        "sweeps": found,
+        "waterfall": found.sample.request.as_json() if found.sample else None,
+        "step_waterfalls": {name: fall.as_json() for name, fall in found.sample.steps.items()} if found.sample else {},
+        "sweeps": curves,
         "limits": sweeps.limits(subject, batch=q.batch, context=q.context, output=q.output),
         "memory": _memory(subject, q), "advice": [a.as_json() for a in advice]}
     result["badges"] = badges(result)
     result["verdict"] = verdict(result)
-    return Findings(result, subject, q, advice, [] if sample is None else sample.spans)
+    return Findings(result, subject, q, advice, found.sample.spans if found.sample else [])
 
 
-def _dispatch(measured: Measured) -> float:
-    return sum(s for (_, component), s in measured.seconds.items() if component == "dispatch")
+@dataclass
+class Measurements:
+    """prefill: of each pass; head_share: of the head's bytes that a step of a row or two reads; head_s: seconds of the head in the
+    sample's steps, None where it is read whole; head_saved_s: by how much that is less than with random rows."""
+
+    prefill: list[Measured] = field(default_factory=list)
+    decode: Measured | None = None
+    sample: Sample | None = None
+    head_share: float = 1.0
+    head_s: float | None = None
+    head_saved_s: float = 0.0
 
 
-def _measured(found: Sequence[Measured]) -> dict[str, Any]:
-    """Seconds by component over all passes, and of the passes."""
+def _measure(llm: LLM, subject: Subject, q: Question, steps: Sequence[Step], decoding: Step,
+             progress: Callable[[str], None]) -> Measurements:
+    """Passes with random tokens behind a cache that was filled and not computed; and requests with a text.
+
+    The text tells how much of its head a model prunes: with random rows it can leave out nothing.
+    """
+    progress("prefill")
+    repeats = max(1, min(5, int(PREFILL_S / max(1e-6, subject.prefill_s(q.context))) - 1))
+    found = Measurements([measure(llm, step, repeats=repeats) for step in steps])
+    progress("decode")
+    found.decode = measure(llm, decoding, repeats=REPEATS)
+    progress("a request")
+    most = max(1, int(SAMPLE_S / max(1e-6, subject.prefill_s(q.context))))
+    found.sample = run_sample(llm, q, min(q.batch, most, llm.config.max_num_seqs))
+    head = found.sample.steps.get("decode")
+    if found.sample.head_scored < 0.99 and found.sample.batch <= MOST_PRUNED and head is not None and "head" in head.parts:
+        found.head_share, found.head_s = HIGH + LOW * found.sample.head_scored, head.parts["head"]
+        found.head_saved_s = max(0.0, found.decode.seconds[None, "head"] - found.head_s) if q.batch <= MOST_PRUNED else 0.0
+    return found
+
+
+def _stage(found: Sequence[Measured], head_s: float | None = None) -> dict[str, Any]:
+    """Seconds by component over all passes, and of the engine's whole steps. head_s: instead of the measured head's."""
     if not found:
         return {}
     seconds: dict[str, float] = {}
     for one in found:
         for (_, component), value in one.seconds.items():
-            if component != "dispatch":
-                seconds[component] = seconds.get(component, 0.0) + value
-    return {"measured": seconds, "wall_s": sum(one.pass_s for one in found)}
+            seconds[component] = seconds.get(component, 0.0) + value
+        seconds["dispatch"] += max(0.0, one.step_s - one.pass_s)           # what the engine adds around the pass
+    wall = sum(one.step_s for one in found)
+    if head_s is not None:
+        wall, seconds["head"] = wall - seconds["head"] + head_s, head_s
+    return {"measured": seconds, "wall_s": wall}
 
 
-def _measure_sweeps(found: dict[str, list[dict[str, Any]]], llm: LLM, q: Question, stages: Sequence[dict[str, Any]]) -> None:
+def _measure_sweeps(curves: dict[str, list[dict[str, Any]]], llm: LLM, q: Question, stages: Sequence[dict[str, Any]],
+                    head_saved_s: float) -> None:
     """Some of the sweeps' rows on the machine, where the engine has room for them."""
     room = llm.engine.store.num_pages * llm.config.block_size
     for key, wanted in (("batch", MEASURED_BATCHES), ("context", MEASURED_CONTEXTS)):
-        for row in found[key]:
+        for row in curves[key]:
             batch, context = row["batch"], row["context"] + q.output // 2
             asked = row[key] in (*wanted, q.batch if key == "batch" else q.context)
             if asked and batch <= llm.config.max_num_seqs and batch * (context + 32) <= room and (
                     context + 16 <= llm.engine.max_model_len):
                 itl = measure(llm, decode(context, batch=batch), repeats=5, events=False).step_s
+                itl -= head_saved_s if batch <= MOST_PRUNED else 0.0
                 row.update(measured_itl_s=itl, measured_tokens_per_s=batch / itl)
                 if row["context"] == q.context:
                     row["measured_ttft_s"] = stages[0]["measured_s"]
 
 
-def _speculation(llm: LLM, subject: Subject, q: Question, sample: Sample) -> list[Advice]:
-    """From the time of passes with drafts, measured, and what look-up would have found in the sample's answer."""
-    tokens_per_pass, drafted = acceptance(sample.prompt, sample.answer, DRAFTS)
-    seconds = {rows: measure(llm, decode(q.context, batch=q.batch, drafts=rows - 1), repeats=5, events=False).step_s
-               for rows in (1, 1 + DRAFTS)} if q.batch * (1 + DRAFTS) <= llm.config.max_num_batched_tokens else None
-    return [speculation(subject, q, tokens_per_pass, drafted, DRAFTS, seconds)]
-
-
-def _hardware(subject: Subject, q: Question, machines: Sequence[Hardware]) -> list[Advice]:
-    from ridgeline.analysis.advise import other_hardware
-
-    return list(other_hardware(subject, q, [m for m in machines if m.name != subject.hardware.name]))
+def _own_levers(llm: LLM, subject: Subject, q: Question, found: Measurements) -> list[Advice]:
+    """Levers that only a loaded model can tell of: speculation, from the measured time of passes with drafts and what look-up
+    would have found in the sample's answer; the pruned head."""
+    assert found.sample is not None
+    tokens_per_pass, drafted = acceptance(found.sample.prompt, found.sample.answer, DRAFTS)
+    seconds = {}
+    for rows in (1, 1 + DRAFTS):
+        if q.batch * rows <= llm.config.max_num_batched_tokens:
+            step = measure(llm, decode(q.context, batch=q.batch, drafts=rows - 1), repeats=REPEATS, events=False).step_s
+            seconds[rows] = step - (found.head_saved_s if q.batch * rows <= MOST_PRUNED else 0.0)
+    return [speculation(subject, q, tokens_per_pass, drafted, DRAFTS, seconds), *pruned_head(subject, q, found.sample.head_scored)]
 
 
 def _memory(subject: Subject, q: Question) -> dict[str, Any]:
@@ -189,7 +214,3 @@ def verdict(result: dict[str, Any]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.3g} ms"
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)

@@ -8,6 +8,7 @@ from importlib.resources import files
 from ridgeline.analysis import waterfall
 from ridgeline.analysis.advise import Question
 from ridgeline.analysis.stamps import Span, recorded
+from ridgeline.bench.measure import head_rows
 from ridgeline.decoding.ngram import continuations
 from ridgeline.llm import LLM
 from ridgeline.sampling_params import SamplingParams
@@ -19,22 +20,27 @@ LONGEST, SHORTEST = 4, 1       # of the n-gram strategy's look-up, its defaults
 
 @dataclass
 class Sample:
-    """request, steps ("prefill", "decode"): waterfalls; prompt, answer: token ids; spans: of the whole run."""
+    """request, steps ("prefill", "decode"): waterfalls; prompt, answer: token ids; spans: of the whole run; head_scored: share of
+    the head's rows that were scored exactly, 1 where it is not pruned; batch: requests that ran."""
 
     request: waterfall.Waterfall
     steps: dict[str, waterfall.Waterfall]
     prompt: list[int]
     answer: list[int]
     spans: list[Span]
+    head_scored: float
+    batch: int
 
 
-def run_sample(llm: LLM, q: Question) -> Sample:
-    """q.batch requests at once, greedy; the first one's waterfall. Prompts are about q.context tokens of English text."""
+def run_sample(llm: LLM, q: Question, batch: int) -> Sample:
+    """`batch` requests at once, greedy; the first one's waterfall. Prompts are about q.context tokens of English text."""
     params = SamplingParams(temperature=0, max_tokens=min(MOST_OUTPUT, q.output), ignore_eos=True)
     _generate(llm, prompts(llm, 1, min(q.context, 32), turn=97), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     llm.engine.store.reset_prefix_cache()
+    before = head_rows(llm)
     with recorded(llm) as run:
-        outputs = _generate(llm, prompts(llm, q.batch, q.context), params)
+        outputs = _generate(llm, prompts(llm, batch, q.context), params)
+    scored, total = (after - was for after, was in zip(head_rows(llm), before))
     spans = run.spans()
     first = outputs[0]
     begun = max(o.metrics.first_token or 0.0 for o in outputs) * 1e9
@@ -42,7 +48,8 @@ def run_sample(llm: LLM, q: Question) -> Sample:
     prefill = [n for n, s in numbers.items() if s.start_ns < begun]
     decoding = [n for n, s in numbers.items() if s.start_ns >= begun]
     steps = {name: waterfall.of_steps(spans, found) for name, found in (("prefill", prefill), ("decode", decoding)) if found}
-    return Sample(waterfall.of_request(spans, first.metrics), steps, first.prompt_token_ids, first.outputs[0].token_ids, spans)
+    return Sample(waterfall.of_request(spans, first.metrics), steps, first.prompt_token_ids, first.outputs[0].token_ids, spans,
+                  scored / total if total else 1.0, batch)
 
 
 def prompts(llm: LLM, count: int, tokens: int, *, turn: int = 0) -> list[str] | list[list[int]]:

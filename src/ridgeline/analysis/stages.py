@@ -15,15 +15,13 @@ SIZES = ("flops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "stat
 def stage(name: str, subject: Subject, steps: Sequence[Step], *, batch: int, context: int,
           measured: Mapping[str, float] | None = None, wall_s: float | None = None) -> dict[str, Any]:
     """One stage as an object of the report. steps: its passes; measured: seconds by component over all of them; wall_s: of the
-    passes themselves, with what lies between the components."""
+    engine's steps around them."""
     passes = [subject.predict(step) for step in steps]
     found = [p for one in passes for p in one]
     roofs = [roof_s(p.work, subject.hardware, _resident(one)) for one in passes for p in one]
     all_works = [p.work for p in found]
     predicted = sum(p.seconds for p in found)
     components = _components(found, roofs, subject.hardware, measured, predicted if wall_s is None else wall_s)
-    if wall_s is not None and measured is not None:
-        components.append(_dispatch(wall_s - sum(measured.values()), wall_s))
     chapter = totals(work for step in steps for work in count(subject.spec, step, "chapter"))
     compute, ridge = _ridge(all_works, subject.hardware)
     sums = totals(all_works)
@@ -59,13 +57,6 @@ def _components(found: Sequence[Predicted], roofs: Sequence[float], hardware: Ha
             "predicted_s": predicted, "measured_s": seconds, "share_of_roof": roof / seconds if seconds else None,
             "share_of_time": (predicted if seconds is None else seconds) / whole if whole else 0.0})
     return rows
-
-
-def _dispatch(seconds: float, whole: float) -> dict[str, Any]:
-    """What lies between the components of the passes: measured only."""
-    return {"component": "dispatch", "kind": "overhead", "layers": 1, **dict.fromkeys(SIZES, 0), "intensity": 0.0, "compute": "",
-            "ridge": None, "bound": "overhead", "roof_s": 0.0, "predicted_s": None, "measured_s": seconds, "share_of_roof": None,
-            "share_of_time": seconds / whole if whole else 0.0}
 
 
 def _ridge(works: Sequence[Work], hardware: Hardware) -> tuple[str, float | None]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from ridgeline.analysis.measure import Event, Events
 from ridgeline.llm import LLM
+from ridgeline.report.perfetto import Span as Row
+from ridgeline.report.perfetto import trace
 
 # Functions of an LLM and the name of their spans. A function that calls another one of the same name is one span.
 FRONTEND = {"prepare": "tokenise", "step": "step", "_take": "detokenise"}
@@ -112,3 +114,10 @@ def _targets(llm: LLM) -> Iterator[tuple[Any, Mapping[str, str]]]:
     for runner in llm.engine.runners.values():
         yield runner, RUNNER
         yield runner.model, {"forward": "forward"}
+
+
+def as_trace(spans: Sequence[Span], process: str) -> str:
+    """The spans in Chrome's trace format: the engine's functions on one track, the parts of the model on another."""
+    return trace([Row("model" if span.component else "engine", span.name, span.start_ns, span.end_ns,
+                      {"step": span.step, **({"layer": span.layer, "rows": span.rows} if span.component else {})})
+                  for span in spans], process)

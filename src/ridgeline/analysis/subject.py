@@ -3,42 +3,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from ridgeline.analysis.cost import count
 from ridgeline.analysis.hardware import Hardware
-from ridgeline.analysis.predict import predict
+from ridgeline.analysis.predict import Predicted, predict
 from ridgeline.analysis.spec import Spec
-from ridgeline.analysis.work import Rows, Step, Work, decode
+from ridgeline.analysis.work import Rows, Step, decode
 
 CHUNK = 512                  # rows of a pass, the engine's default
-
-
-class Predicted(NamedTuple):
-    work: Work
-    seconds: float
-    bound: str               # compute | memory | kv | overhead
+MOST_PRUNED = 2              # rows of a step up to which the engine prunes a head
+HIGH, LOW = 18 / 34, 16 / 34  # bytes of a head in Q8_0: scales and high halves of its codes, which are always read, and the low ones
 
 
 @dataclass(frozen=True)
 class Subject:
-    """chunk: most rows of a pass; overhead_s: what the engine adds to each step, measured, 0 where nothing was."""
+    """chunk: most rows of a pass; bandwidth: bytes a second that the machine reads now, None: as it was calibrated; head_share: of
+    the head's bytes that a step with a row or two reads, below 1 where the head is pruned."""
 
     spec: Spec
     hardware: Hardware
     chunk: int = CHUNK
-    overhead_s: float = 0.0
+    bandwidth: float | None = None
+    head_share: float = 1.0
 
     def other(self, **changes: object) -> Subject:
-        """The same with another spec, hardware or chunk."""
+        """The same with another spec, hardware, chunk or bandwidth."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def predict(self, step: Step) -> list[Predicted]:
-        return [Predicted(*found) for found in predict(count(self.spec, step), self.hardware)]
+        """The works of a pass, and on a calibrated machine what the engine adds to it."""
+        return [self._pruned(p) for p in predict(count(self.spec, step), self.hardware, bandwidth=self.bandwidth)]
+
+    def _pruned(self, p: Predicted) -> Predicted:
+        work = p.work
+        if self.head_share == 1 or work.component != "head" or work.rows > MOST_PRUNED:
+            return p
+        return Predicted(replace(work, weight_bytes=round(work.weight_bytes * self.head_share)), p.seconds * self.head_share, p.bound)
 
     def step_s(self, step: Step) -> float:
-        """One engine step: its pass and what the engine adds."""
-        return sum(p.seconds for p in self.predict(step)) + self.overhead_s
+        return sum(p.seconds for p in self.predict(step))
 
     def decode_s(self, batch: int, context: int, drafts: int = 0) -> float:
         """Seconds between two tokens of each of `batch` sequences behind `context` cached tokens."""

@@ -28,7 +28,7 @@ def point(subject: Subject, batch: int, context: int, output: int) -> dict[str, 
     """ttft_s: of one prompt of `context` tokens that comes alone; itl_s: at the middle of the answer; tokens_per_s: of all."""
     step = decode(context + output // 2, batch=batch)
     found = subject.predict(step)
-    itl = sum(p.seconds for p in found) + subject.overhead_s
+    itl = sum(p.seconds for p in found)
     return {"batch": batch, "context": context, "ttft_s": subject.prefill_s(context), "itl_s": itl,
             "tokens_per_s": batch / itl if itl else None, "memory_bytes": subject.memory_bytes(batch, context + output),
             "fits": subject.memory_bytes(batch, context + output) <= subject.hardware.memory_bytes, "bound": bound_of(found),
