@@ -15,16 +15,15 @@ import torch
 
 import ridgeline
 from ridgeline.analysis.hardware import Curve, Hardware, Level, dumps
-from ridgeline.analysis.probes import KV_HEADS, Probes, compute_of, product_name
+from ridgeline.analysis.probes import PEAKS, Probes, compute_of, product_name
+from ridgeline.analysis.work import Rows
 from ridgeline.bench.host import caches, cores, cpu_name, memory_bytes
-from ridgeline.bench.limits import Rows
 from ridgeline.errors import ConfigError
 from ridgeline.loading import LoadedModel
 
 KINDS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "BF16")       # that are measured unless a model says what it has
 READ_BYTES = 256 << 20         # more than the caches of a machine hold
 LEAST_COLD = 96 << 20
-PEAK_ROWS = 96.0
 PASSES = ((1, 1), (8, 1), (32, 1), (1, 128), (1, 512))      # sequences, tokens of each: what a pass costs beside its work
 _log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ def calibrate(kinds: Iterable[str] = KINDS, *, kv_dtypes: Sequence[str] = ("bflo
     had = torch.get_num_threads()
     torch.set_num_threads(1)                               # its pool would spin on the cores that the kernels need
     try:
-        hardware = _machine(engine, mark) if known is None else known
+        hardware = _machine(probes, mark) if known is None else known
         curves = {c.kernel: c for c in hardware.curves}
         for kind, split in _with_split(kinds, engine):
             if product_name(kind, compute_of(kind, precision), 512, split) not in curves:
@@ -59,7 +58,7 @@ def calibrate(kinds: Iterable[str] = KINDS, *, kv_dtypes: Sequence[str] = ("bflo
     finally:
         torch.set_num_threads(had)
     if tuple(curves.values()) != hardware.curves:
-        hardware = replace(hardware, curves=tuple(curves.values()), peaks=_peaks(curves.values()))
+        hardware = replace(hardware, curves=tuple(curves.values()))
         _write(path, hardware)
     return hardware
 
@@ -114,8 +113,8 @@ def _with_split(kinds: Iterable[str], engine: Any) -> list[tuple[str, bool]]:
     return [(kind, False) for kind in each] + ([("Q8_0", True)] if "Q8_0" in each and engine.prunes else [])
 
 
-def _machine(engine: Any, mark: str) -> Hardware:
-    load = os.getloadavg()[0]
+def _machine(probes: Probes, mark: str) -> Hardware:
+    load, engine = os.getloadavg()[0], probes.engine
     alone = _engine(engine.isa, 1)
     levels = []
     for cache in caches():
@@ -126,21 +125,13 @@ def _machine(engine: Any, mark: str) -> Hardware:
             levels.append(Level(cache.name, cache.total, threads, one.read_bandwidth(size, repeats)))
     memory = memory_bytes()
     levels += [Level("memory", memory, one.threads, one.read_bandwidth(READ_BYTES, 1)) for one in (alone, engine)]
+    peaks = {compute: probes.peak(kind, compute) for compute, kind in PEAKS.items()}
     source = "measured by ridgeline's calibration"
     return Hardware(
-        cpu_name(), levels[-1].bandwidth, {}, memory, threads=engine.threads, instruction_set=engine.isa,
+        cpu_name(), levels[-1].bandwidth, peaks, memory, threads=engine.threads, instruction_set=engine.isa,
         dispatch_s=engine.fork_seconds(), barrier_s=engine.barrier_seconds(), fingerprint=mark, load=round(load, 2),
-        sources=dict.fromkeys(("bandwidth", "peaks", "dispatch_s", "barrier_s", "levels", "curves"), source), levels=tuple(levels))
-
-
-def _peaks(curves: Iterable[Curve]) -> dict[str, float]:
-    """Operations a second of the fastest product in each arithmetic."""
-    peaks: dict[str, float] = {}
-    for curve in curves:
-        if curve.kernel.startswith("product."):
-            compute = curve.kernel.split(".")[-2]
-            peaks[compute] = max(peaks.get(compute, 0.0), 2 * PEAK_ROWS / curve.at(PEAK_ROWS))
-    return peaks
+        sources=dict.fromkeys(("bandwidth", "peaks", "dispatch_s", "barrier_s", "levels", "curves"), source),
+        levels=tuple(levels))
 
 
 def passes(threads: int) -> list[Curve]:

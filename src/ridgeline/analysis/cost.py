@@ -83,22 +83,24 @@ class Counter:
             sizes[m.kind] = sizes.get(m.kind, 0) + m.nbytes
         return {"weight_bytes": sum(sizes.values()), "weight_type": max(sizes, key=lambda kind: sizes[kind])}
 
-    def linear(self, layer: int | None, component: str, rows: int, moved: int, native: bool, *matrices: Matrix) -> Work:
+    def linear(self, layer: int | None, component: str, rows: int, moved: int, native: bool, *matrices: Matrix,
+               activated: int = 0) -> Work:
         return Work(layer, component, "linear", rows, 2 * rows * sum(m.parameters for m in matrices),
-                    activation_bytes=rows * moved, compute=self.form(matrices[0], native), **self.weights(*matrices))
+                    activation_bytes=rows * moved, compute=self.form(matrices[0], native), **self.weights(*matrices),
+                    shape=(sum(m.rows for m in matrices), matrices[0].cols, activated))
 
-    def elementwise(self, layer: int | None, component: str, rows: int, flops: int, moved: int) -> Work:
-        return Work(layer, component, "elementwise", rows, rows * flops, activation_bytes=rows * moved)
+    def elementwise(self, layer: int | None, component: str, rows: int, flops: int, moved: int, width: int, norm: bool) -> Work:
+        return Work(layer, component, "elementwise", rows, rows * flops, activation_bytes=rows * moved, shape=(width, norm))
 
     def norm(self, layer: int, component: str, part: Part, form: str) -> Work:
         d = self.spec.hidden
         return self.elementwise(layer, component, self.tokens, NORM_OPERATIONS * d * part.before,
-                                self.traffic(part.native).norm(d, form, part.before))
+                                self.traffic(part.native).norm(d, form, part.before), d, part.before)
 
     def residual(self, layer: int, component: str, part: Part) -> Work:
         d = self.spec.hidden
         return self.elementwise(layer, component, self.tokens, d * (1 + NORM_OPERATIONS * part.after),
-                                self.traffic(part.native).residual(d, part.after))
+                                self.traffic(part.native).residual(d, part.after), d, part.after)
 
     def embed(self) -> Work:
         matrix, d = self.spec.embed, self.spec.hidden
@@ -117,9 +119,10 @@ class Counter:
         spec, traffic = self.spec, self.traffic(True)
         logits = traffic.elements(spec.vocab) if self.chapter else 0
         return [
-            self.elementwise(None, "final_norm", self.wanted, NORM_OPERATIONS * spec.hidden, traffic.elements(2 * spec.hidden)),
+            self.elementwise(None, "final_norm", self.wanted, NORM_OPERATIONS * spec.hidden, traffic.elements(2 * spec.hidden),
+                             spec.hidden, True),
             self.linear(None, "head", self.wanted, traffic.elements(spec.hidden) + logits, True, spec.head),
-            self.elementwise(None, "sample", self.wanted, spec.vocab, logits)]
+            self.elementwise(None, "sample", self.wanted, spec.vocab, logits, spec.vocab, False)]
 
 
 def attention_works(counter: Counter, layer: int, part: Part) -> list[Work]:
@@ -136,7 +139,8 @@ def attention_works(counter: Counter, layer: int, part: Part) -> list[Work]:
         counter.linear(layer, "attention.qkv", tokens, traffic.qkv(d, a.q.rows + 2 * keys, form), part.native, a.q, a.k, a.v),
         Work(layer, "attention.heads", "elementwise", tokens, tokens * operations,
              activation_bytes=tokens * traffic.heads(queries + keys, keys, bool(a.rotated) + bool(a.norm)),
-             kv_bytes=0 if counter.chapter else tokens * width),
+             kv_bytes=0 if counter.chapter else tokens * width, shape=(queries + 2 * keys, bool(a.norm)),
+             kv_type=counter.spec.kv_dtype),
         _core(counter, layer, part, a, width, traffic.core(queries, queries)),
         counter.linear(layer, "attention.out", tokens, traffic.out(queries, d, out_form), part.native, a.o),
         counter.residual(layer, "attention.residual", part)]
@@ -179,7 +183,8 @@ def mlp_works(counter: Counter, layer: int, part: Part) -> list[Work]:
     first = (m.up,) if m.gate is None else (m.gate, m.up)
     return [
         counter.norm(layer, "mlp.norm", part, form),
-        counter.linear(layer, "mlp.up", tokens, traffic.up(d, f, m.gate is not None, form, down_form), part.native, *first),
+        counter.linear(layer, "mlp.up", tokens, traffic.up(d, f, m.gate is not None, form, down_form), part.native, *first,
+                       activated=f),
         counter.linear(layer, "mlp.down", tokens, traffic.down(f, d, down_form), part.native, m.down),
         counter.residual(layer, "mlp.residual", part)]
 

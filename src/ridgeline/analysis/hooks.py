@@ -1,4 +1,4 @@
-"""Events of the layers that torch runs, under the names of the native ones: hooks on a model's modules, set while it is traced."""
+"""Events of the layers that torch runs, under the names of the native ones: hooks on modules, set while a model is traced."""
 from __future__ import annotations
 
 import time

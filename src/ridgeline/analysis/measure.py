@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ridgeline.analysis.hooks import ModuleTrace
-from ridgeline.bench.limits import Rows
+from ridgeline.analysis.work import Rows
 from ridgeline.decoding.base import Hidden, Result, Sample
 from ridgeline.errors import ConfigError
 from ridgeline.llm import LLM
@@ -154,8 +154,10 @@ def measure(llm: LLM, step: Sequence[Rows], *, repeats: int = 5, events: bool = 
     prompts, passes, walls = _Prompts(llm, len(step)), list[TracedPass](), list[float]()
     try:
         decoding = [r for r in step if r.tokens == 1 and r.start > 0]
-        prompts.decoding([r.start for r in decoding], repeats)
-        for again in range(repeats + 1):                    # the first is a warm-up
+        # Decoding rows also move on while a prefix of the others is filled.
+        fills = sum(-(-(r.start + 1) // budget) + 1 for r in step if r not in decoding and r.start)
+        prompts.decoding([r.start for r in decoding], (repeats + 1) * (1 + fills))
+        for _ in range(repeats + 1):                    # the first is a warm-up
             prompts.prefill([r for r in step if r not in decoding])
             with traced(llm, events=events) as found:
                 start = time.perf_counter()
@@ -212,7 +214,8 @@ class _Prompts:
 
     def _add(self, prompt: list[int], output: int, to: list[str]) -> None:
         name = f"measure-{self.random.getrandbits(64):x}"
-        self.llm.engine.add_request(EngineRequest(name, prompt, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)))
+        params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+        self.llm.engine.add_request(EngineRequest(name, prompt, params))
         to.append(name)
 
     def _pretend(self, names: Sequence[str]) -> None:

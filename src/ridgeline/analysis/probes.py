@@ -19,6 +19,8 @@ from ridgeline.analysis.hardware import Curve
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 160, 256, 512)
 FEW = 48
 COLS = (512, 4096)                # of a product: a row of a tile costs something beside its columns
+PEAK_ROWS, PEAK_COLS = 96, 2048
+PEAKS = {"int8": "Q8_0", "bfloat16": "BF16", "float32": "F32"}
 ROUNDS = 3
 HEADS = tuple((d, group) for d in (64, 128, 256) for group in (1, 2, 4, 8))     # head size, query heads of a KV head
 KV_HEADS = 4
@@ -83,6 +85,13 @@ class Probes:
                         (((rows if count <= FEW else small_rows) - 32) * cols)) for count in ROWS)
         return Curve(product_name(kind, compute_of(kind, precision), cols, split), "s per weight, by rows", points)
 
+    def peak(self, kind: str, precision: str) -> float:
+        """Operations a second of a product that fits the caches and keeps every core busy."""
+        linear = _native().Linear(matrix(self.engine, kind, PEAK_COLS, PEAK_COLS), [], precision)
+        x, out = torch.rand(PEAK_ROWS, PEAK_COLS), torch.empty(PEAK_ROWS, PEAK_COLS)
+        best = min(_once(lambda: self.engine.linear(linear, x.data_ptr(), PEAK_ROWS, out.data_ptr())) for _ in range(8))
+        return 2 * PEAK_ROWS * PEAK_COLS * PEAK_COLS / best
+
     # Attention.
 
     def attention(self, dtype: str, precision: str, heads: Sequence[tuple[int, int]] = HEADS) -> list[Curve]:
@@ -100,7 +109,8 @@ class Probes:
             for shape in (*decode, *chunks):
                 most = 24 if shape in decode else 2       # calls until the first one's keys are cold again
                 best[shape] = min(best.get(shape, float("inf")), self._core(block, kv, d, group, shape, most))
-        by_context = tuple((float(start + 1), best[rows, start, n] / (rows * KV_HEADS * (start + 1))) for rows, start, n in decode)
+        by_context = tuple((float(start + 1), best[rows, start, n] / (rows * KV_HEADS * (start + 1)))
+                           for rows, start, n in decode)
         by_queries = []
         for _, start, tokens in chunks:
             pairs = tokens * start + tokens * (tokens + 1) // 2
@@ -126,8 +136,9 @@ class Probes:
 
         queries, keys = KV_HEADS * group * d, KV_HEADS * d
         none, head = native.Norm(), native.Norm("rms", [1.0] * d, [], 1e-6)
-        return native.AttentionBlock(none, none, head if norm else none, head if norm else none, norm, linear(queries, hidden),
-                                     linear(keys, hidden), linear(keys, hidden), linear(hidden, queries), d, d ** -0.5, 0.0, 0, half)
+        return native.AttentionBlock(none, none, head if norm else none, head if norm else none, norm,
+                                     linear(queries, hidden), linear(keys, hidden), linear(keys, hidden),
+                                     linear(hidden, queries), d, d ** -0.5, 0.0, 0, half)
 
     # What lies between.
 
@@ -154,29 +165,27 @@ class Probes:
 
         for _ in range(ROUNDS):
             for rows in ELEMENTS:
-                x = torch.rand(rows, WIDTH)
+                x, angles = torch.rand(rows, WIDTH), torch.rand(rows, d // 2)
                 for block, before, behind in ((plain, "norm", "residual"), (after, "input", "residual_norm")):
-                    parts = self.parts(lambda block=block: self.engine.mlp(block, x.data_ptr(), rows))
+                    parts = self.parts(self.engine.mlp, block, x.data_ptr(), rows)
                     note(before, rows, parts["mlp.norm"])
                     note(behind, rows, parts["mlp.residual"])
                     note("product", rows, parts["mlp.down"])
-                note("up", rows, self.parts(lambda: self.engine.mlp(wide, x.data_ptr(), rows))["mlp.up"])
-                angles = torch.rand(rows, d // 2)
+                note("up", rows, self.parts(self.engine.mlp, wide, x.data_ptr(), rows)["mlp.up"])
                 batch, held = kv.batches(1, 0, rows, d, 1)[0]
                 for name, block in (("heads", blocks[0]), ("heads_norm", blocks[1])):
-                    parts = self.parts(lambda block=block: self.engine.attention(
-                        block, x.data_ptr(), batch, kv.dtype, *kv.addresses, angles.data_ptr(), angles.data_ptr()))
+                    parts = self.parts(self.engine.attention, block, x.data_ptr(), batch, kv.dtype, *kv.addresses,
+                                       angles.data_ptr(), angles.data_ptr())
                     note(name, rows, parts["attention.heads"])
                 del held
         curves = []
-        width = {"heads": KV_HEADS * (group + 2) * d, "heads_norm": KV_HEADS * (group + 2) * d}
         for name in ("norm", "residual", "residual_norm", "input", "heads", "heads_norm", "activation"):
-            points = []
+            of_heads, points = name.startswith("heads"), []
             for rows in ELEMENTS:
                 seconds = best["up", rows] - 2 * best["product", rows] if name == "activation" else best[name, rows]
-                elements = rows * width.get(name, WIDTH)
+                elements = rows * (KV_HEADS * (group + 2) * d if of_heads else WIDTH)
                 points.append((float(elements), max(seconds, 1e-8) * self.engine.threads / elements))
-            curves.append(Curve(f"elementwise.{name}.{dtype if 'heads' in name else precision}",
+            curves.append(Curve(f"elementwise.{name}" + (f".{dtype}" if of_heads else ""),
                                 "s per element on one thread, by elements", tuple(points)))
         return curves
 
@@ -190,10 +199,10 @@ class Probes:
             self.engine.trace(False)
         return list(self.engine.take_trace())
 
-    def parts(self, body: Callable[[], object]) -> dict[str, float]:
+    def parts(self, call: Callable[..., object], *arguments: Any) -> dict[str, float]:
         """Seconds of each part of the second of two calls."""
-        body()
-        return {part: (end - begin) / 1e9 for _, part, _, begin, end in self.traced(body)}
+        call(*arguments)
+        return {part: (end - begin) / 1e9 for _, part, _, begin, end in self.traced(lambda: call(*arguments))}
 
 
 @dataclass

@@ -59,7 +59,9 @@ class Work:
     a kernel, whatever cache they lie in. weight_bytes as stored; kv_bytes of keys and values that are read (each that a
     sequence sees, once) and written; state_bytes of recurrent state. compute: arithmetic of the operations, as in
     `Hardware.peaks`; weight_type: the type that most of the weights are stored in, "" for none. useful_flops: without what a
-    kernel computes and masks; None: all of it is useful.
+    kernel computes and masks; None: all of it is useful. shape: of a linear layer (outputs, inputs, outputs behind an
+    activation), of attention (heads, KV heads, head size), of elementwise work (elements of a row, 1 where a norm is in it).
+    kv_type: dtype of the cache that is read or written.
     """
 
     layer: int | None
@@ -74,6 +76,8 @@ class Work:
     compute: str = "float32"
     weight_type: str = ""
     useful_flops: int | None = None
+    shape: tuple[int, ...] = ()
+    kv_type: str = ""
 
     @property
     def key(self) -> tuple[int | None, str]:
