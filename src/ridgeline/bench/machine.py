@@ -53,24 +53,26 @@ class Machine:
                 f"computes {self.peak / 1e9:.0f} GOPS ({self.peak_of}), both measured before the run")
 
 
-def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig) -> Machine:
+def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig, *, rounds: int = ROUNDS,
+            window_s: float = WINDOW_S) -> Machine:
     """Measure this machine as a model uses it: with its threads, and with the kind of product most of its weights need.
 
-    report: of the native backend, None where torch runs the model; dtype: of torch's weights.
+    report: of the native backend, None where torch runs the model; dtype: of torch's weights; rounds, window_s: how often, and
+    for how long products run each time.
     """
     load, device = os.getloadavg()[0], torch.device(config.device)
     if report is not None:
         threads, isa = report.threads, report.isa
-        bandwidth, peak, peak_of = _native(report, activation_dtype(config))
+        bandwidth, peak, peak_of = _native(report, activation_dtype(config), rounds, window_s)
     else:
         threads, isa = torch.get_num_threads(), None
-        bandwidth, peak, peak_of = _torch(dtype, device)
+        bandwidth, peak, peak_of = _torch(dtype, device, rounds, window_s)
     return Machine(cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device), cores(),
                    threads, isa, bandwidth, peak, peak_of, torch.__version__, platform.python_version(),
                    ridgeline.__version__, round(load, 2))
 
 
-def _native(report: Report, precision: str) -> tuple[float, float, str]:
+def _native(report: Report, precision: str, rounds: int, window_s: float) -> tuple[float, float, str]:
     from ridgeline.native import _native
 
     sizes: dict[str, int] = {}
@@ -87,9 +89,10 @@ def _native(report: Report, precision: str) -> tuple[float, float, str]:
     linear = _native.Linear(matrix, [], precision)
     x, out = values[:ROWS].contiguous(), torch.empty(ROWS, COLS)
     bandwidth = rate = 0.0
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         bandwidth = max(bandwidth, engine.read_bandwidth(READ_BYTES))
-        rate = max(rate, _best_rate(lambda: engine.linear(linear, x.data_ptr(), ROWS, out.data_ptr()), torch.device("cpu")))
+        rate = max(rate, _best_rate(lambda: engine.linear(linear, x.data_ptr(), ROWS, out.data_ptr()),
+                                    torch.device("cpu"), window_s))
     # The kernels' rule: quantised weights compute in int8 or exactly, bfloat16 ones in bfloat16 or exactly.
     name = "float32"
     if quantised and precision == "int8":
@@ -99,21 +102,21 @@ def _native(report: Report, precision: str) -> tuple[float, float, str]:
     return bandwidth, rate, f"{name}, {ROWS} x {COLS} x {COLS}"
 
 
-def _torch(dtype: torch.dtype, device: torch.device) -> tuple[float, float, str]:
+def _torch(dtype: torch.dtype, device: torch.device, rounds: int, window_s: float) -> tuple[float, float, str]:
     buffer = torch.ones(READ_BYTES // 8, dtype=torch.int64, device=device)
     # A sum reads everything once; integers, since the order of an fp32 sum costs torch time.
     x = torch.ones(ROWS, COLS, dtype=dtype, device=device)
     w = torch.ones(COLS, COLS, dtype=dtype, device=device)
     read = rate = 0.0
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         read = max(read, *(_once(buffer.sum, device) for _ in range(4)))
-        rate = max(rate, _best_rate(lambda: torch.matmul(x, w.T), device))
+        rate = max(rate, _best_rate(lambda: torch.matmul(x, w.T), device, window_s))
     return READ_BYTES * read, rate, f"{str(dtype).removeprefix('torch.')}, {ROWS} x {COLS} x {COLS}"
 
 
-def _best_rate(product: Callable[[], object], device: torch.device) -> float:
-    """Operations a second of the best product in WINDOW_S."""
-    end, best = time.perf_counter() + WINDOW_S, 0.0
+def _best_rate(product: Callable[[], object], device: torch.device, window_s: float) -> float:
+    """Operations a second of the best product in window_s."""
+    end, best = time.perf_counter() + window_s, 0.0
     while time.perf_counter() < end or not best:
         best = max(best, _once(product, device))
     return 2 * ROWS * COLS * COLS * best

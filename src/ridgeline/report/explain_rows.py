@@ -103,7 +103,7 @@ def limit_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def advice_rows(result: Mapping[str, Any]) -> Rows:
-    rows = [["lever", "gains", "predicted", "realised", "95 % interval", "", "costs", "because"]]
+    rows = [["lever", "gains", "predicted", "realised", "95 % interval", "verdict", "costs", "because"]]
     for one in result["advice"]:
         interval = one["interval"]
         rows.append([one["lever"], one["metric"], gain(one["predicted_gain"]), gain(one["verified_gain"]),

@@ -16,8 +16,11 @@ from ridgeline.report.svg import LEFT, RIGHT, WIDTH, Axis, Plot, short
 HEIGHT = 300
 LARGEST = 14.0                  # radius of a component that takes all of the time
 SMALLEST = 2.2
-LETTER, LINE = 6.2, 11.0        # units that a letter takes
-PREDICTED, MEASURED, MEMORY, CACHE, PEAK = 1, 0, 2, 5, 3      # colours
+LEAST_SHARE = 0.0005            # of the time: below it a component has no dot
+LETTER, LINE = 5.6, 10.0        # units that a letter takes
+PREDICTED, MEASURED, PEAK = 1, 0, 3                           # colours
+SLOPES = (2, 5, 4, 3)           # of memory, and of caches from the slowest to the fastest
+Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,21 @@ class Point:
 
 def roofline(title: str, points: Sequence[Point], bandwidths: Mapping[str, float], peaks: Mapping[str, float]) -> str:
     """bandwidths: name -> bytes a second, main memory among them; peaks: arithmetic -> operations a second."""
-    shown = [p for p in points if p.intensity > 0 and (p.predicted or p.measured)]
+    shown = [p for p in points if p.intensity > 0 and (p.predicted or p.measured) and p.share >= LEAST_SHARE]
     speeds = [v for p in shown for v in (p.predicted, p.measured) if v]
     highest, memory = max(peaks.values()), min(bandwidths.values())
-    ridge = highest / memory
-    x = _decades([*(p.intensity for p in shown), ridge], "FLOP/byte")
-    y = _decades([*speeds, highest, memory * x.lowest * 4], "FLOP/s")
+    x = Axis(min([p.intensity for p in shown], default=1.0) / 2, 2 * max([*(p.intensity for p in shown), highest / memory]),
+             "FLOP/byte", log=True)
+    y = Axis(min([*speeds, highest / 100]) / 2, 3 * max([*speeds, highest]), "FLOP/s", log=True)
     plot = Plot(title, x, y, height=HEIGHT)
-    taken: list[tuple[float, float, float, float]] = []
-    for name, bandwidth in sorted(bandwidths.items(), key=lambda item: item[1]):
-        _slope(plot, f"{name} {short(bandwidth / 1e9)} GB/s", bandwidth, highest, MEMORY if bandwidth == memory else CACHE, taken)
+    for colour, (name, bandwidth) in zip(SLOPES, sorted(bandwidths.items(), key=lambda item: item[1])):
+        start, end = max(x.lowest, y.lowest / bandwidth), min(x.highest, highest / bandwidth)
+        if end > start:
+            plot.line([(start, start * bandwidth), (end, end * bandwidth)], colour=colour,
+                      label=f"{name} {short(float(f'{bandwidth / 1e9:.3g}'))} GB/s")
+    taken = [_around(plot, p.intensity, speed, _radius(p)) for p in shown for speed in (p.predicted, p.measured) if speed]
     for name, peak in sorted(peaks.items(), key=lambda item: -item[1]):
-        _peak(plot, f"{name} {short(peak / 1e9)} G/s", peak, max(bandwidths.values()), taken)
+        _peak(plot, f"{name} {short(float(f'{peak / 1e9:.3g}'))}G", peak, max(bandwidths.values()), taken)
     for kind, colour, hollow in (("predicted", PREDICTED, True), ("measured", MEASURED, False)):
         found = sorted((p for p in shown if getattr(p, kind)), key=lambda p: -p.share)
         plot.dots([(p.intensity, getattr(p, kind)) for p in found], colour=colour, hollow=hollow,
@@ -56,70 +62,57 @@ def roofline(title: str, points: Sequence[Point], bandwidths: Mapping[str, float
     return plot.svg()
 
 
+def _around(plot: Plot, x: float, y: float, radius: float) -> Box:
+    cx, cy = plot.at(x, y)
+    return cx - radius, cy - radius, cx + radius, cy + radius
+
+
 def _radius(point: Point) -> float:
     return max(SMALLEST, LARGEST * math.sqrt(point.share))
 
 
-def _decades(values: Sequence[float], label: str) -> Axis:
-    """From half of the lowest value to twice the highest."""
-    return Axis(min(values) / 2, max(values) * 2, label, log=True)
-
-
-def _slope(plot: Plot, label: str, bandwidth: float, highest: float, colour: int,
-           taken: list[tuple[float, float, float, float]]) -> None:
-    """From where it enters the chart to the highest peak."""
-    start, end = max(plot.x.lowest, plot.y.lowest / bandwidth), min(plot.x.highest, highest / bandwidth)
-    if end <= start:
-        return
-    plot.line([(start, start * bandwidth), (end, end * bandwidth)], colour=colour)
-    (ax, ay), (bx, by) = plot.at(start, start * bandwidth), plot.at(end, end * bandwidth)
-    for part in (0.08, 0.3, 0.55):                 # along the line, above it
-        cx, cy = ax + part * (bx - ax), ay + part * (by - ay) - 4
-        if _free(box := (cx - LETTER * len(label) * 0.1, cy - LINE, cx + LETTER * len(label), cy + 1), taken, plot):
-            taken.append(box)
-            angle = math.degrees(math.atan2(by - ay, bx - ax))
-            plot.parts.append(f'<text class="note" x="{cx:.1f}" y="{cy:.1f}" transform="rotate({angle:.1f} {cx:.1f} {cy:.1f})">'
-                              f"{label}</text>")
-            return
-
-
-def _peak(plot: Plot, label: str, peak: float, fastest: float, taken: list[tuple[float, float, float, float]]) -> None:
+def _peak(plot: Plot, label: str, peak: float, fastest: float, taken: list[Box]) -> None:
+    """A flat line from the fastest slope on, with its name where it hides no dot."""
     start = max(plot.x.lowest, peak / fastest)
     if start >= plot.x.highest or not plot.y.lowest <= peak <= plot.y.highest:
         return
     plot.line([(start, peak), (plot.x.highest, peak)], colour=PEAK, dashed=True)
-    right, cy = plot.at(plot.x.highest, peak)
-    for dy in (-4.0, 10.0):
-        box = (right - LETTER * len(label), cy + dy - LINE + 2, right, cy + dy + 1)
-        if _free(box, taken, plot):
-            taken.append(box)
-            plot.parts.append(f'<text class="note" x="{right - 2:.1f}" y="{cy + dy:.1f}" text-anchor="end">{label}</text>')
-            return
+    (left, cy), (right, _) = plot.at(start, peak), plot.at(plot.x.highest, peak)
+    width = LETTER * len(label)
+    for part in (1.0, 0.8, 0.6, 0.4, 0.2):
+        for dy in (-3.0, 10.0):
+            edge = max(left + width, left + part * (right - left))
+            box = (edge - width, cy + dy - LINE + 2, edge, cy + dy + 1)
+            if _free(box, taken, plot):
+                taken.append(box)
+                plot.parts.append(f'<text class="note" x="{edge - 1:.1f}" y="{cy + dy:.1f}" text-anchor="end">{label}</text>')
+                return
 
 
-def _numbers(plot: Plot, points: Sequence[Point], taken: list[tuple[float, float, float, float]]) -> None:
-    """The number of each component beside its measured dot (predicted, where it was not measured), where there is room."""
+def _numbers(plot: Plot, points: Sequence[Point], taken: list[Box]) -> None:
+    """The number of each component on its measured dot (predicted, where it was not measured), or beside it where there is room."""
     for point in sorted(points, key=lambda p: -p.share):
         speed = point.measured or point.predicted
         assert speed is not None
         cx, cy = plot.at(point.intensity, speed)
         text, reach = str(point.number), _radius(point) + 3
-        width = LETTER * len(text)
+        width = LETTER * len(text) + 1
         if _radius(point) >= 8:
-            places = [(cx - width / 2, cy + 4)]
-        else:
-            places = [(cx + reach, cy + 4), (cx - reach - width, cy + 4), (cx - width / 2, cy - reach), (cx - width / 2, cy + reach + 8),
-                      (cx + reach, cy - reach), (cx + reach, cy + reach + 8), (cx - reach - width, cy - reach),
-                      (cx - reach - width, cy + reach + 8), (cx + 2.2 * reach, cy + 4), (cx - 2.2 * reach - width, cy + 4)]
-        for left, base in places:
-            box = (left, base - LINE + 2, left + width, base + 1)
+            plot.parts.append(f'<text class="note" x="{cx:.1f}" y="{cy + 4:.1f}" text-anchor="middle">{text}</text>')
+            continue
+        right, left, middle = cx + reach, cx - reach - width, cx - width / 2
+        above, below, level = cy - reach, cy + reach + 8, cy + 4
+        for at, base in ((right, level), (left, level), (middle, above), (middle, below), (right, above), (right, below),
+                         (left, above), (left, below), (right + 8, level), (left - 8, level), (middle, above - 10),
+                         (middle, below + 10)):
+            box = (at, base - LINE + 2, at + width, base + 1)
             if _free(box, taken, plot):
                 taken.append(box)
-                plot.parts.append(f'<text class="note" x="{left:.1f}" y="{base:.1f}">{text}</text>')
+                plot.parts.append(f'<text class="note" x="{at:.1f}" y="{base:.1f}">{text}</text>')
                 break
 
 
-def _free(box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]], plot: Plot) -> bool:
+def _free(box: Box, taken: Sequence[Box], plot: Plot) -> bool:
     left, top, right, bottom = box
     inside = left >= LEFT - 2 and right <= WIDTH - RIGHT + 2 and top >= 18 and bottom <= plot.height
     return inside and all(right <= a or left >= c or bottom <= b or top >= d for a, b, c, d in taken)

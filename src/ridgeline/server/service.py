@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ridgeline.analysis.live import Meter
 from ridgeline.async_llm import LONG_PROMPT, Answer, AsyncLLM
 from ridgeline.errors import EngineError, InvalidParams
 from ridgeline.frontend import Prompt
@@ -36,8 +37,8 @@ class Context:
 class Service:
     """One engine behind many requests. All methods in one event loop."""
 
-    def __init__(self, llm: AsyncLLM, config: ServerConfig, metrics: Metrics):
-        self.llm, self.config, self.metrics = llm, config, metrics
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, metrics: Metrics, meter: Meter | None = None):
+        self.llm, self.config, self.metrics, self.meter = llm, config, metrics, meter
         engine = llm.llm.engine
         self.max_model_len, self.seats = engine.max_model_len, engine.scheduler.max_num_seqs
         generation = llm.llm.loaded.checkpoint.generation_config

@@ -1,0 +1,68 @@
+"""`ridgeline explain`: the object it prints, its files, its mistakes."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from explain_kit import MACHINE
+from ridgeline.analysis import calibration
+
+STAGE = {"stage", "batch", "context", "tokens", "flops", "bytes", "intensity", "ridge", "bound", "predicted_s", "measured_s",
+         "share_of_roof", "components"}
+COMPONENT = {"component", "flops", "bytes", "intensity", "ridge", "bound", "roof_s", "predicted_s", "measured_s", "share_of_roof"}
+
+
+@pytest.fixture(autouse=True)
+def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration takes seconds and is tested by itself."""
+    monkeypatch.setattr(calibration, "calibrate_for", lambda *_, **__: MACHINE)
+    monkeypatch.setattr(calibration, "bandwidth_now", lambda _: MACHINE.bandwidth)
+
+
+def test_the_object(run: Run, folder: Path) -> None:
+    ran = run("explain", folder, "--batch", 2, "--context", 48, "--output", 12, "--threads", 1, "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert {"hardware", "stages", "waterfall", "advice"} <= set(found)
+    assert [s["stage"] for s in found["stages"]] == ["prefill", "decode"]
+    for stage in found["stages"]:
+        assert set(stage) >= STAGE and all(set(one) >= COMPONENT for one in stage["components"])
+        assert stage["bound"] in ("compute", "memory", "kv", "overhead") and stage["measured_s"] > 0
+        measured = {one["component"]: one["measured_s"] for one in stage["components"]}
+        assert measured["attention.core"] > 0 and measured["mlp.up"] > 0
+    assert (found["stages"][0]["tokens"], found["stages"][1]["tokens"]) == (48, 2)
+    fall = found["waterfall"]
+    assert sum(fall["parts"].values()) == pytest.approx(fall["wall_s"] * (1 - fall["residual_share"]))
+    for advice in found["advice"]:
+        assert {"lever", "predicted_gain", "verified_gain", "interval", "reason", "cost"} <= set(advice)
+    assert any(row["measured_itl_s"] for row in found["sweeps"]["batch"])
+    assert found["verdict"].startswith("Prefill of 48 tokens is bound by")
+
+
+def test_the_files(run: Run, folder: Path, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("r.html", "r.md", "r.json")]
+    reports = [word for path in files for word in ("--report", path)]
+    ran = run("explain", folder, "--context", 32, "--output", 8, "--threads", 1, *reports, "--perfetto", tmp_path / "trace.json")
+    assert ran.code == 0, ran.err
+    assert "decode, by component" in ran.out and "levers" in ran.out and "where the time goes" in ran.out
+    assert files[0].read_text().startswith("<!doctype html>") and files[1].read_text().startswith("# Explain: ")
+    assert json.loads(files[2].read_text())["kind"] == "ridgeline explain"
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"step", "forward", "attention.core", "mlp.down"} <= {e["name"] for e in events}
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--batch", 0], "--batch is 0; it must be an integer of at least 1"),
+    (["--context", 250, "--output", 40], "needs 290 positions; the context of the model is 256"),
+    (["--report", "r.pdf"], "--report is 'r.pdf'; the name must end in .html, .md, .json"),
+    (["-tp", 2], "it plans for a machine that --hardware names"),
+    (["--hardware", "H100", "--verify"], "--verify measures on this machine"),
+    (["--hardware", "H1000"], "H1000"),
+    (["--batch", 600], "a pass has at most 512 rows"),
+])
+def test_mistakes_are_one_line(run: Run, folder: Path, arguments: list[object], message: str) -> None:
+    ran = run("explain", folder, *arguments)
+    assert ran.code == 2 and message in ran.err and ran.err.count("\n") == 1
