@@ -83,24 +83,30 @@ class Counter:
             sizes[m.kind] = sizes.get(m.kind, 0) + m.nbytes
         return {"weight_bytes": sum(sizes.values()), "weight_type": max(sizes, key=lambda kind: sizes[kind])}
 
+    def shape(self, native: bool, *sizes: int) -> tuple[int, ...]:
+        """What a measured cost is looked up by; nothing for layers that are left to torch among native ones."""
+        return sizes if native or self.spec.kernels != "native" else ()
+
     def linear(self, layer: int | None, component: str, rows: int, moved: int, native: bool, *matrices: Matrix,
                activated: int = 0) -> Work:
         return Work(layer, component, "linear", rows, 2 * rows * sum(m.parameters for m in matrices),
                     activation_bytes=rows * moved, compute=self.form(matrices[0], native), **self.weights(*matrices),
-                    shape=(sum(m.rows for m in matrices), matrices[0].cols, activated))
+                    shape=self.shape(native, sum(m.rows for m in matrices), matrices[0].cols, activated))
 
-    def elementwise(self, layer: int | None, component: str, rows: int, flops: int, moved: int, width: int, norm: bool) -> Work:
-        return Work(layer, component, "elementwise", rows, rows * flops, activation_bytes=rows * moved, shape=(width, norm))
+    def elementwise(self, layer: int | None, component: str, rows: int, flops: int, moved: int, width: int, norm: bool,
+                    native: bool = True) -> Work:
+        return Work(layer, component, "elementwise", rows, rows * flops, activation_bytes=rows * moved,
+                    shape=self.shape(native, width, norm))
 
     def norm(self, layer: int, component: str, part: Part, form: str) -> Work:
         d = self.spec.hidden
         return self.elementwise(layer, component, self.tokens, NORM_OPERATIONS * d * part.before,
-                                self.traffic(part.native).norm(d, form, part.before), d, part.before)
+                                self.traffic(part.native).norm(d, form, part.before), d, part.before, part.native)
 
     def residual(self, layer: int, component: str, part: Part) -> Work:
         d = self.spec.hidden
         return self.elementwise(layer, component, self.tokens, d * (1 + NORM_OPERATIONS * part.after),
-                                self.traffic(part.native).residual(d, part.after), d, part.after)
+                                self.traffic(part.native).residual(d, part.after), d, part.after, part.native)
 
     def embed(self) -> Work:
         matrix, d = self.spec.embed, self.spec.hidden
@@ -139,8 +145,8 @@ def attention_works(counter: Counter, layer: int, part: Part) -> list[Work]:
         counter.linear(layer, "attention.qkv", tokens, traffic.qkv(d, a.q.rows + 2 * keys, form), part.native, a.q, a.k, a.v),
         Work(layer, "attention.heads", "elementwise", tokens, tokens * operations,
              activation_bytes=tokens * traffic.heads(queries + keys, keys, bool(a.rotated) + bool(a.norm)),
-             kv_bytes=0 if counter.chapter else tokens * width, shape=(queries + 2 * keys, bool(a.norm)),
-             kv_type=counter.spec.kv_dtype),
+             kv_bytes=0 if counter.chapter else tokens * width, kv_type=counter.spec.kv_dtype,
+             shape=counter.shape(part.native, queries + 2 * keys, bool(a.norm))),
         _core(counter, layer, part, a, width, traffic.core(queries, queries)),
         counter.linear(layer, "attention.out", tokens, traffic.out(queries, d, out_form), part.native, a.o),
         counter.residual(layer, "attention.residual", part)]
@@ -161,7 +167,8 @@ def _core(counter: Counter, layer: int, part: Part, a: Attention, width: int, mo
     narrow = counter.chapter or (spec.kv_dtype in ("bfloat16", "int8") and spec.precision != "float32")
     compute = "bfloat16" if narrow else "float32"
     return Work(layer, "attention.core", "attention", counter.tokens, round(each * pairs), useful_flops=each * useful,
-                activation_bytes=counter.tokens * moved, kv_bytes=width * sum(read), compute=compute)
+                activation_bytes=counter.tokens * moved, kv_bytes=width * sum(read), compute=compute,
+                shape=counter.shape(part.native, a.heads, a.kv_heads, a.head_dim), kv_type=spec.kv_dtype)
 
 
 @lru_cache(maxsize=4096)
