@@ -161,7 +161,8 @@ def _core(counter: Counter, layer: int, part: Part, a: Attention, width: int, mo
     narrow = counter.chapter or (spec.kv_dtype in ("bfloat16", "int8") and spec.precision != "float32")
     compute = "bfloat16" if narrow else "float32"
     return Work(layer, "attention.core", "attention", counter.tokens, round(each * pairs), useful_flops=each * useful,
-                activation_bytes=counter.tokens * moved, kv_bytes=width * sum(read), compute=compute)
+                activation_bytes=counter.tokens * moved, kv_bytes=width * sum(read), compute=compute,
+                shape=(a.heads, a.kv_heads, a.head_dim), kv_type=spec.kv_dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -53,6 +53,11 @@ def key_bytes(dtype: str, d: int) -> int:
     return d * KV_ITEMSIZE[dtype] + KV_SCALE_BYTES.get(dtype, 0)
 
 
+def _by_rows(curve: Curve, rows: int) -> float:
+    """With more rows than were measured computing binds, so that time grows as they do."""
+    return curve.at(rows) * max(1.0, rows / curve.points[-1][0])
+
+
 class _Model:
     def __init__(self, hardware: Hardware, share: float):
         """share: of the calibrated bandwidth that there is now."""
@@ -109,7 +114,7 @@ class _Model:
         # What a row of a tile costs beside its columns is spread over these: linear in 1 / columns.
         a, b = (1 / cols for cols in COLS)
         at = (1 / max(work.shape[1], 1) - b) / (a - b)
-        low, high = (curve.at(work.rows) for curve in curves if curve is not None)
+        low, high = (_by_rows(curve, work.rows) for curve in curves if curve is not None)
         return max(high + at * (low - high), 0.5 * high)
 
     def attention(self, work: Work) -> float | None:
@@ -122,7 +127,8 @@ class _Model:
             curve = self.curves.get(attention_name("decode", work.kv_type, size, group))
             if curve is None:
                 return None
-            seconds = curve.at(keys / work.rows) * keys * kv_heads * d / size
+            start = self.curves.get(attention_name("start", work.kv_type, size, group))
+            seconds = curve.at(keys / work.rows) * keys * kv_heads * d / size + (0.0 if start is None else start.at(1))
             return seconds * (1 + min(1.0, work.kv_bytes / self.hardware.bandwidth / seconds) * (1 / self.share - 1))
         curve = self.curves.get(attention_name("prefill", work.kv_type, size, group))
         return None if curve is None else curve.at(pairs / keys) * pairs * heads * d / size
