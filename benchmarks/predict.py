@@ -33,11 +33,12 @@ def check(model: str, *, repeats: int, cache_gb: float, recalibrate: bool, steps
     spec = spec_of(llm.loaded, describe(model, llm.config), llm.config)
     start = time.perf_counter()
     hardware = calibrate_for(llm.loaded, precision=activation_dtype(llm.config), recalibrate=recalibrate)
-    print(f"{Path(model).name}: calibrated in {time.perf_counter() - start:.1f} s at {hardware.bandwidth / 1e9:.1f} GB/s", flush=True)
+    print(f"{Path(model).name}: calibrated in {time.perf_counter() - start:.1f} s at {hardware.bandwidth / 1e9:.1f} GB/s",
+          flush=True)
     found = []
     for name in steps:
         now = bandwidth_now(hardware)
-        measured = measure(llm, STEPS[name], repeats=repeats)
+        measured = measure(llm, STEPS[name], repeats=2 if STEPS[name][0].tokens > 1000 else repeats)
         now = max(now, bandwidth_now(hardware))
         told = predict(count(spec, measured.step), hardware, bandwidth=now)
         seconds = step_seconds(told)

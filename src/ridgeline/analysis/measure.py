@@ -154,9 +154,10 @@ def measure(llm: LLM, step: Sequence[Rows], *, repeats: int = 5, events: bool = 
     prompts, passes, walls = _Prompts(llm, len(step)), list[TracedPass](), list[float]()
     try:
         decoding = [r for r in step if r.tokens == 1 and r.start > 0]
-        # Decoding rows also move on while a prefix of the others is filled.
+        # Decoding rows also move on while the cache is filled: for each other, and for the prefix of those with more tokens.
         fills = sum(-(-(r.start + 1) // budget) + 1 for r in step if r not in decoding and r.start)
-        prompts.decoding([r.start for r in decoding], (repeats + 1) * (1 + fills))
+        first = sum(r.start for r in decoding) // budget + len(decoding)
+        prompts.decoding([r.start for r in decoding], first + (repeats + 1) * (1 + fills))
         for _ in range(repeats + 1):                    # the first is a warm-up
             prompts.prefill([r for r in step if r not in decoding])
             with traced(llm, events=events) as found:
