@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.analysis.advise import Question
-from ridgeline.analysis.explain import Findings, explain
+from ridgeline.analysis.explain import Findings, badges, explain, verdict
 from ridgeline.analysis.hardware import Hardware
 from ridgeline.analysis.read import plan_of
 from ridgeline.analysis.spec import Spec
@@ -55,4 +55,6 @@ def measured(result: dict[str, Any], slower: float = 1.25) -> dict[str, Any]:
     for advice in result["advice"][:3]:
         advice.update(verified_gain=0.9 * advice["predicted_gain"], interval=[0.8 * advice["predicted_gain"],
                                                                               1.01 * advice["predicted_gain"]])
+    result["settings"]["measured"] = True
+    result["badges"], result["verdict"] = badges(result), verdict(result)
     return result

@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ridgeline.analysis.hardware import Hardware
+from ridgeline.analysis.shard import sharded
 from ridgeline.analysis.spec import WEIGHT_BITS, Attention, Layer, Matrix, Spec
 from ridgeline.analysis.subject import Subject, bound_of
 from ridgeline.analysis.work import decode, totals
+from ridgeline.errors import ConfigError
 
 PAYS = 1.02                    # a smaller gain is not worth a change, and not told from chance
 BATCHED = 8                    # times as many sequences, of the lever "larger batch"
 PREFIX_SHARE = 0.5             # of a prompt that other prompts begin with as well
+MACHINES = 4                   # others that are shown
 COMPRESSION = 2.0              # tokens of a prompt for each one that is kept
 CHUNKS = (128, 256, 512, 1024, 2048)
 ITL, THROUGHPUT, TTFT = "ITL", "decode tokens/s", "TTFT"
@@ -109,14 +113,16 @@ def prefix_cache(subject: Subject, q: Question) -> Iterator[Advice]:
 def chunk_size(subject: Subject, q: Question) -> Iterator[Advice]:
     """Full chunks of another size: larger ones have fewer passes, smaller ones stall the sequences that decode for less."""
     now = subject.prefill_s(q.context)
-    others = {c: subject.other(chunk=c).prefill_s(q.context) for c in CHUNKS if c != subject.chunk and c <= 2 * q.context}
+    passes = {c: -(-q.context // c) for c in (*CHUNKS, subject.chunk)}
+    others = {c: subject.other(chunk=c).prefill_s(q.context) for c in CHUNKS if passes[c] != passes[subject.chunk]}
     if not others:
         return
     best = min(others, key=lambda c: others[c])
     stall = {c: subject.other(chunk=c).prefill_s(min(c, q.context)) for c in (subject.chunk, best)}
     yield Advice(f"chunks of {best} rows", TTFT, now / others[best],
-                 f"a prompt of {q.context} tokens takes {-(-q.context // best)} passes instead of {-(-q.context // subject.chunk)}",
-                 f"sequences that decode wait {stall[best] * 1e3:.0f} instead of {stall[subject.chunk] * 1e3:.0f} ms for a full chunk",
+                 f"a prompt of {q.context} tokens takes {passes[best]} passes instead of {passes[subject.chunk]}",
+                 f"sequences that decode wait {stall[best] * 1e3:.0f} instead of {stall[subject.chunk] * 1e3:.0f} ms for a full "
+                 "chunk",
                  verify="chunk", options={"chunk": best})
 
 
@@ -177,20 +183,46 @@ def pruned_head(subject: Subject, q: Question, scored: float) -> Iterator[Advice
                  "none: the token is the same", verify="pruned_head")
 
 
-def other_hardware(subject: Subject, q: Question, machines: Sequence[Any]) -> Iterator[Advice]:
-    """By the roofs of both: efficiency is taken as equal, and nothing is known of the other's overhead."""
+def tensor_parallel(subject: Subject, q: Question, devices: int = 2) -> Iterator[Advice]:
+    name, cost = f"tensor parallel, {devices} devices", "another device, and what the two exchange"
+    if subject.spec.parallel > 1:
+        return
+    if subject.hardware.link_bandwidth is None:
+        yield Advice(name, ITL, 1.0, f"{subject.hardware.name} has no second device that a link leads to", cost, kind="hardware")
+        return
+    try:
+        other = subject.other(spec=sharded(subject.spec, devices))
+    except ConfigError as error:
+        yield Advice(name, ITL, 1.0, str(error), cost, kind="hardware")
+        return
+    gain = subject.decode_s(q.batch, q.context) / other.decode_s(q.batch, q.context)
+    yield Advice(name, ITL, gain, f"each device reads {_size(other.spec.weight_bytes)} of {_size(subject.spec.weight_bytes)} of weights",
+                 cost, kind="hardware")
+
+
+def other_hardware(subject: Subject, q: Question, machines: Sequence[Hardware]) -> list[Advice]:
+    """The fastest machines that hold it, by their roofs: nothing is known of their kernels' efficiency and overhead."""
+    found = sorted(_machines(subject, q, machines), key=lambda a: -a.predicted_gain)
+    return found[:MACHINES]
+
+
+def _machines(subject: Subject, q: Question, machines: Sequence[Hardware]) -> Iterator[Advice]:
     now = subject.decode_s(q.batch, q.context)
     for machine in machines:
-        if machine.memory_bytes < subject.memory_bytes(q.batch, q.context + q.output):
+        how: dict[str, Any] = {"kernels": "fused", "stream": 2, "precision": "bfloat16"} if machine.device == "gpu" else {
+            "kernels": "native", "stream": 4, "precision": "int8"}
+        other = subject.other(hardware=machine, bandwidth=None, spec=replace(subject.spec, **how))
+        if machine.memory_bytes < other.memory_bytes(q.batch, q.context + q.output):
             continue
-        step = subject.other(hardware=machine, bandwidth=None).decode_s(q.batch, q.context)
+        step = other.decode_s(q.batch, q.context)
         price = "" if machine.price_per_hour is None else f", ${machine.price_per_hour:.2f} an hour"
         yield Advice(f"hardware: {machine.name}", ITL, now / step, f"reads {machine.bandwidth / 1e9:.0f} GB/s instead of "
-                     f"{subject.hardware.bandwidth / 1e9:.0f}; at its roof, without overhead", f"another machine{price}", kind="hardware")
+                     f"{subject.hardware.bandwidth / 1e9:.0f}; at its roof, without overhead", f"another machine{price}",
+                     kind="hardware")
 
 
-LEVERS: tuple[Lever, ...] = (larger_batch, weight_types, kv_cache, prefix_cache, chunk_size, other_attention, prompt_compression,
-                             diffusion)
+LEVERS: tuple[Lever, ...] = (larger_batch, weight_types, kv_cache, prefix_cache, chunk_size, other_attention,
+                             prompt_compression, diffusion, tensor_parallel)
 
 
 def advise(subject: Subject, question: Question, more: Sequence[Advice] = ()) -> list[Advice]:

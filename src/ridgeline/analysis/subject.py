@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ridgeline.analysis.cost import count
 from ridgeline.analysis.hardware import Hardware
@@ -57,6 +58,13 @@ class Subject:
 
     def cache_bytes(self, batch: int, positions: int) -> int:
         return batch * (positions * self.spec.kv_bytes_per_token() + state_bytes(self.spec))
+
+
+def spec_json(spec: Spec) -> dict[str, Any]:
+    """Facts about a model that a report repeats."""
+    kinds = dict.fromkeys(m.kind for m in (*spec.matrices, spec.embed, spec.head))
+    return {"parameters": spec.parameters, "weight_bytes": spec.weight_bytes, "weight_types": list(kinds),
+            "kv_cache_dtype": spec.kv_dtype}
 
 
 def state_bytes(spec: Spec) -> int:

@@ -12,7 +12,7 @@ from ridgeline.analysis.work import decode, totals
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (128, 512, 2048, 8192, 32768, 131072)
 LARGEST_BATCH, LARGEST_CONTEXT = 1 << 10, 1 << 24      # beyond which nothing is looked for
-STOPS = 0.1                    # batching stops helping where doubling it gives less than a tenth more tokens a second
+STOPS = 0.05                   # batching stops helping where doubling it gives less than a twentieth more tokens a second
 
 
 def sweep(subject: Subject, *, batch: int, context: int, output: int, longest: int | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -40,7 +40,7 @@ def limits(subject: Subject, *, batch: int, context: int, output: int) -> dict[s
 
     batch_compute: from which batch on a decoding step computes its linear layers for longer than it reads their weights;
     batch_kv: from which on it reads more keys and values than weights; batch_memory: sequences that fit the memory;
-    batch_stops: from which on doubling gives less than a tenth more tokens a second; kv_overtakes_context: from which context
+    batch_stops: from which on doubling gives less than a twentieth more tokens a second; kv_overtakes_context: from which context
     on, at this batch, keys and values outweigh the weights that a step reads.
     """
     cache = subject.cache_bytes(1, context + output)

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from ridgeline.analysis.advise import Question
     from ridgeline.analysis.explain import Findings
     from ridgeline.analysis.hardware import Hardware
+    from ridgeline.analysis.subject import Subject
     from ridgeline.config import EngineConfig
     from ridgeline.llm import LLM
 
 REPORTS = (".html", ".md", ".json")
+PLANNED_CHUNK = 8192           # rows of a pass on an accelerator, unless told
 MOST_BATCH = 32                # sequences that sweeps are measured with, where the cache has room
 
 
@@ -128,25 +130,18 @@ def _check_context(question: Question, most: int, config: EngineConfig) -> None:
 
 
 def _machines() -> list[Hardware]:
-    try:
-        from ridgeline.analysis.catalogue import HARDWARE
-    except ImportError:
-        return []
+    from ridgeline.analysis.catalogue import HARDWARE
 
     return list(HARDWARE.values())
 
 
-def _model_json(llm: LLM, subject: Any) -> dict[str, Any]:
+def _model_json(llm: LLM, subject: Subject) -> dict[str, Any]:
+    from ridgeline.analysis.subject import spec_json
+
     loaded = llm.loaded
     backend = "torch" if loaded.report is None else f"native, {loaded.report.isa}"
     return {"name": loaded.name, "format": loaded.checkpoint.format, "architecture": loaded.model.config.model_type,
-            "backend": backend, **_spec_json(subject.spec)}
-
-
-def _spec_json(spec: Any) -> dict[str, Any]:
-    kinds = dict.fromkeys(m.kind for m in (*spec.matrices, spec.embed, spec.head))
-    return {"parameters": spec.parameters, "weight_bytes": spec.weight_bytes, "weight_types": list(kinds),
-            "kv_cache_dtype": spec.kv_dtype}
+            "backend": backend, **spec_json(subject.spec)}
 
 
 def _write(options: argparse.Namespace, findings: Findings) -> None:
@@ -185,4 +180,21 @@ def _list(as_json: bool) -> int:
 
 
 def _plan(options: argparse.Namespace, question: Question) -> Findings:
-    raise NotImplementedError
+    """On a machine from the table: nothing is loaded, a config.json is enough."""
+    from ridgeline.analysis import catalogue
+    from ridgeline.analysis.explain import explain
+    from ridgeline.analysis.planned_model import planned
+    from ridgeline.analysis.subject import Subject
+    from ridgeline.config import EngineConfig
+
+    machine, devices = catalogue.hardware(options.hardware), options.tensor_parallel_size
+    flags = engine_options(options)
+    folder = Path(options.model)
+    if "load_format" not in flags and folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
+        flags["load_format"] = "dummy"
+    config = EngineConfig.of({"progress": False, **flags})
+    spec, model = planned(options.model, config, machine, devices)
+    _check_context(question, config.max_model_len or spec.max_context or question.context + question.output, config)
+    chunk = options.max_num_batched_tokens or (PLANNED_CHUNK if machine.device == "gpu" else config.max_num_batched_tokens)
+    others = [m for m in _machines() if m.name != machine.name] if devices == 1 else []
+    return explain(Subject(spec, machine, chunk), question, machines=others, model=model)

@@ -94,7 +94,7 @@ def limit_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     return [
         ("batching helps up to", told(found["batch_stops"], "a batch of more than 1,024")
-         + f" sequences {at}: from there on twice as many give less than a tenth more tokens a second (predicted)"),
+         + f" sequences {at}: from there on twice as many give less than a twentieth more tokens a second (predicted)"),
         ("compute roof", f"from batch {told(found['batch_compute'], 'never')} on, products compute longer than they read weights"),
         ("KV roof", f"from batch {told(found['batch_kv'], 'never')} on, a step reads more keys, values and states than weights {at}"),
         ("memory", f"{told(found['batch_memory'], 'any number of')} sequences fit {at}"),
