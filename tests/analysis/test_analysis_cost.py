@@ -7,7 +7,7 @@ import torch
 from traced import MODELS, Cached, MultiplyAdds, build, config, run
 
 from ridgeline.analysis import forms
-from ridgeline.analysis.cost import computed_scores, count
+from ridgeline.analysis.cost import computed_scores, count, tally
 from ridgeline.analysis.cost_recurrent import long, pieces
 from ridgeline.analysis.read import plan_of
 from ridgeline.analysis.shard import sharded
@@ -67,6 +67,16 @@ def test_every_component_comes_once(name):
         assert [w.layer for w in works if w.layer is not None] == sorted(w.layer for w in works if w.layer is not None)
 
 
+@pytest.mark.parametrize("name", ["gemma3", "qwen3.5"])
+@pytest.mark.parametrize("counting", ["executed", "chapter"])
+def test_a_tally_is_the_sum_of_the_works(name, counting):
+    spec, step = plan(name), [Rows(5, 3, 1), Rows(40, 1, 1)]
+    works = count(spec, step, counting)
+    assert tally(spec, step, counting) == totals(works)
+    assert tally(spec, step, counting, ("linear",)) == totals(w for w in works if w.kind == "linear")
+    assert tally(spec, []) == totals([])
+
+
 def test_the_head_computes_wanted_rows_alone():
     spec = plan("llama")
     assert only(count(spec, [Rows(0, 9, 1)]), "head", None).flops == 2 * spec.hidden * spec.vocab
@@ -89,7 +99,8 @@ def recurrent(works: list[Work]) -> int:
 
 @pytest.mark.parametrize("rows", [
     [Rows(0, 1, 1)], [Rows(9, 1, 1)] * 3, [Rows(0, 4, 1)], [Rows(0, 100, 1)], [Rows(30, 50, 1)],
-    [Rows(0, 80, 1), Rows(5, 1, 1)], [Rows(0, 70, 1), Rows(0, 20, 1)], [Rows(7, 5, 5, states=5)], [Rows(8, 4, 4, parents=(-1, 0, 0, 1))]])
+    [Rows(0, 80, 1), Rows(5, 1, 1)], [Rows(0, 70, 1), Rows(0, 20, 1)],
+    [Rows(7, 5, 5, states=5)], [Rows(8, 4, 4, parents=(-1, 0, 0, 1))]])
 def test_the_delta_rule_computes_what_torch_computes(rows):
     """Products with the state are matrix products but for the outer product that is added to it, and the triangular system."""
     cached = Cached(build("qwen3.5"))

@@ -12,6 +12,7 @@ from ridgeline.analysis.read import plan_of, spec_of
 from ridgeline.analysis.spec import Spec
 from ridgeline.analysis.work import Rows, decode, totals
 from ridgeline.config import EngineConfig
+from ridgeline.errors import UnsupportedModel
 from ridgeline.llm import LLM
 from ridgeline.loading import describe
 
@@ -84,3 +85,8 @@ def test_a_plan_has_the_shape_of_what_is_loaded(tmp_path):
     planned = plan_of({**config("llama"), **WIDE}, quantization="int8")
     assert [(m.rows, m.cols, m.kind) for m in planned.matrices] == [(m.rows, m.cols, m.kind) for m in spec.matrices]
     assert planned.parameters == spec.parameters and planned.weight_bytes == pytest.approx(spec.weight_bytes, rel=0.05)
+
+
+def test_a_drafter_over_hidden_rows_has_no_cost_of_its_own():
+    with pytest.raises(UnsupportedModel, match="the cost of a hidden_drafter is not known"):
+        plan_of({**config("llama"), "model_type": "hidden_drafter"})

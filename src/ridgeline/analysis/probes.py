@@ -1,6 +1,7 @@
-"""Small programs that tell what our native kernels take: products, attention, and what lies between them.
+"""Trials that tell what our native kernels take: products, attention, and what lies between them.
 
-Each is run for sizes of its own, never for those of a model, and its best time counts: other programs only ever slow it.
+Each has sizes of its own, never those of a model. They run in rounds, one after the other, and the best round counts: other
+programs only ever slow them.
 """
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from ridgeline.analysis.hardware import Curve
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 160, 256, 512)
 FEW = 48
 COLS = (512, 4096)                # of a product: a row of a tile costs something beside its columns
+OUTPUTS = {512: 16384, 4096: 4096}
+THIN = 32                         # the least columns that a product takes
 PEAK_ROWS, PEAK_COLS = 96, 2048
 PEAKS = {"int8": "Q8_0", "bfloat16": "BF16", "float32": "F32"}
 ROUNDS = 3
@@ -26,10 +29,12 @@ HEADS = tuple((d, group) for d in (64, 128, 256) for group in (1, 2, 4, 8))     
 KV_HEADS = 4
 PAGE = 16
 CONTEXTS = (32, 128, 512, 2048)   # keys of a decoding row
+START_CONTEXT = 128
 DECODING = 16                     # rows
-CHUNKS = ((512, 3), (512, 8), (0, 24), (0, 96), (0, 384))       # prefill: cached tokens, new ones
+CHUNKS = ((512, 3), (512, 8), (0, 24), (0, 96), (0, 384), (0, 1024))       # prefill: cached tokens, new ones
 ELEMENTS = (2, 16, 128, 1024)     # rows of WIDTH elements
 WIDTH = 2048
+MANY = 128
 FLOATS = ("F32", "F16", "BF16")
 
 
@@ -48,148 +53,27 @@ def attention_name(stage: str, dtype: str, head_dim: int, group: int) -> str:
     return f"attention.{stage}.{dtype}.{head_dim}.{group}"
 
 
-@dataclass
-class Probes:
-    """engine: a native engine; cold: bytes that the caches of this machine do not hold together."""
+class Trial:
+    """Something to be measured in rounds, in turn with others: a disturbance of a second spoils one round of each, and the best
+    round counts."""
 
-    engine: Any
-    cold: int
+    def __init__(self, engine: Any):
+        self.engine = engine
+        self.best: dict[Any, float] = {}
 
-    # Products.
+    def round(self) -> None:
+        raise NotImplementedError
 
-    def products(self, kind: str, precision: str, split: bool = False) -> list[Curve]:
-        """Seconds a weight of a product, by rows; for each of COLS."""
-        return [self._product(kind, precision, cols, split) for cols in COLS]
+    def curves(self) -> list[Curve]:
+        raise NotImplementedError
 
-    def _product(self, kind: str, precision: str, cols: int, split: bool) -> Curve:
-        native = _native()
-        per_weight = matrix(self.engine, kind, 64, cols, split).nbytes / (64 * cols)
-        rows = max(4096 * 4096 // cols, int(self.cold / per_weight / cols) // 64 * 64)
-        large = native.Linear(matrix(self.engine, kind, rows, cols, split), [], precision)
-        small_rows = 4096 * 4096 // cols // 4
-        small = native.Linear(matrix(self.engine, kind, small_rows, cols, split), [], precision)
-        none = native.Linear(matrix(self.engine, kind, 32, cols, split), [], precision)
-        x = torch.rand(max(ROWS), cols)
-        out = torch.empty(max(ROWS) * small_rows if small_rows * max(ROWS) > rows * FEW else rows * FEW)
+    def note(self, what: Any, seconds: float) -> None:
+        self.best[what] = min(self.best.get(what, float("inf")), seconds)
 
-        def run(linear: Any, count: int) -> Callable[[], object]:
-            return lambda: self.engine.linear(linear, x.data_ptr(), count, out.data_ptr())
-
-        best = {count: float("inf") for count in ROWS}
-        base = dict(best)                                # of the way to the product, and of its first rows
-        for _ in range(ROUNDS):
-            for count in ROWS:
-                base[count] = min(base[count], *(_once(run(none, count)) for _ in range(3)))
-                best[count] = min(best[count], _once(run(large if count <= FEW else small, count)))
-        points = tuple((float(count), max(best[count] - base[count], 1e-9) /
-                        (((rows if count <= FEW else small_rows) - 32) * cols)) for count in ROWS)
-        return Curve(product_name(kind, compute_of(kind, precision), cols, split), "s per weight, by rows", points)
-
-    def peak(self, kind: str, precision: str) -> float:
-        """Operations a second of a product that fits the caches and keeps every core busy."""
-        linear = _native().Linear(matrix(self.engine, kind, PEAK_COLS, PEAK_COLS), [], precision)
-        x, out = torch.rand(PEAK_ROWS, PEAK_COLS), torch.empty(PEAK_ROWS, PEAK_COLS)
-        best = min(_once(lambda: self.engine.linear(linear, x.data_ptr(), PEAK_ROWS, out.data_ptr())) for _ in range(8))
-        return 2 * PEAK_ROWS * PEAK_COLS * PEAK_COLS / best
-
-    # Attention.
-
-    def attention(self, dtype: str, precision: str, heads: Sequence[tuple[int, int]] = HEADS) -> list[Curve]:
-        """decode: seconds a key of a KV head, by context; prefill: seconds a pair of query and key of a query head, by the
-        mean number of queries a key."""
-        kv = _Cache.of(dtype, self.cold)
-        return [curve for d, group in heads for curve in self._attention(kv, precision, d, group)]
-
-    def _attention(self, kv: _Cache, precision: str, d: int, group: int) -> list[Curve]:
-        block = self._attention_block(d, group, precision)
-        decode = [(DECODING, context - 1, 1) for context in CONTEXTS]
-        chunks = [(1, start, tokens) for start, tokens in CHUNKS]
-        best: dict[tuple[int, int, int], float] = {}
-        for _ in range(ROUNDS):
-            for shape in (*decode, *chunks):
-                most = 24 if shape in decode else 2       # calls until the first one's keys are cold again
-                best[shape] = min(best.get(shape, float("inf")), self._core(block, kv, d, group, shape, most))
-        by_context = tuple((float(start + 1), best[rows, start, n] / (rows * KV_HEADS * (start + 1)))
-                           for rows, start, n in decode)
-        by_queries = []
-        for _, start, tokens in chunks:
-            pairs = tokens * start + tokens * (tokens + 1) // 2
-            by_queries.append((pairs / (start + tokens), best[1, start, tokens] / (pairs * KV_HEADS * group)))
-        return [Curve(attention_name("decode", kv.dtype, d, group), "s per key and KV head, by context", by_context),
-                Curve(attention_name("prefill", kv.dtype, d, group), "s per pair and query head, by queries a key",
-                      tuple(sorted(by_queries)))]
-
-    def _core(self, block: Any, kv: _Cache, d: int, group: int, shape: tuple[int, int, int], most: int) -> float:
-        """Seconds of attention.core in a call, on average over calls on different pages."""
-        rows, start, tokens = shape
-        batches = kv.batches(rows, start, tokens, d, most)
-        x = torch.rand(rows * tokens, 32)
-        events = self.traced(lambda: [self.engine.attention(
-            block, x.data_ptr(), batch, kv.dtype, *kv.addresses, 0, 0) for batch, _ in batches])
-        return sum(end - begin for _, part, _, begin, end in events if part == "attention.core") / 1e9 / len(batches)
-
-    def _attention_block(self, d: int, group: int, precision: str, hidden: int = 32, norm: bool = False, half: int = 0) -> Any:
-        native = _native()
-
-        def linear(rows: int, cols: int) -> Any:
-            return native.Linear(nothing(self.engine, rows, cols), [], precision)
-
-        queries, keys = KV_HEADS * group * d, KV_HEADS * d
-        none, head = native.Norm(), native.Norm("rms", [1.0] * d, [], 1e-6)
-        return native.AttentionBlock(none, none, head if norm else none, head if norm else none, norm,
-                                     linear(queries, hidden), linear(keys, hidden), linear(keys, hidden),
-                                     linear(hidden, queries), d, d ** -0.5, 0.0, 0, half)
-
-    # What lies between.
-
-    def elementwise(self, dtype: str, precision: str) -> list[Curve]:
-        """Seconds an element on one thread, by elements: norm (with the input of a product), residual, residual with a norm,
-        activation (gated, with the input of a product), heads without and with a norm (rotation, store to the cache), input."""
-        native = _native()
-
-        def linear(rows: int, cols: int) -> Any:
-            return native.Linear(nothing(self.engine, rows, cols), [], precision)
-
-        rms = native.Norm("rms", [1.0] * WIDTH, [], 1e-6)
-        thin = linear(32, WIDTH), linear(WIDTH, 32)
-        plain = native.MlpBlock(rms, native.Norm(), None, thin[0], thin[1], "silu")
-        after = native.MlpBlock(native.Norm(), rms, None, thin[0], thin[1], "silu")
-        wide = native.MlpBlock(native.Norm(), native.Norm(), thin[1], thin[1], thin[0], "silu")
-        d, group = 128, 2
-        blocks = [self._attention_block(d, group, precision, norm=norm, half=d // 2) for norm in (False, True)]
-        kv = _Cache.of(dtype, self.cold // 4)
-        best: dict[tuple[str, int], float] = {}
-
-        def note(name: str, rows: int, seconds: float) -> None:
-            best[name, rows] = min(best.get((name, rows), float("inf")), seconds)
-
-        for _ in range(ROUNDS):
-            for rows in ELEMENTS:
-                x, angles = torch.rand(rows, WIDTH), torch.rand(rows, d // 2)
-                for block, before, behind in ((plain, "norm", "residual"), (after, "input", "residual_norm")):
-                    parts = self.parts(self.engine.mlp, block, x.data_ptr(), rows)
-                    note(before, rows, parts["mlp.norm"])
-                    note(behind, rows, parts["mlp.residual"])
-                    note("product", rows, parts["mlp.down"])
-                note("up", rows, self.parts(self.engine.mlp, wide, x.data_ptr(), rows)["mlp.up"])
-                batch, held = kv.batches(1, 0, rows, d, 1)[0]
-                for name, block in (("heads", blocks[0]), ("heads_norm", blocks[1])):
-                    parts = self.parts(self.engine.attention, block, x.data_ptr(), batch, kv.dtype, *kv.addresses,
-                                       angles.data_ptr(), angles.data_ptr())
-                    note(name, rows, parts["attention.heads"])
-                del held
-        curves = []
-        for name in ("norm", "residual", "residual_norm", "input", "heads", "heads_norm", "activation"):
-            of_heads, points = name.startswith("heads"), []
-            for rows in ELEMENTS:
-                seconds = best["up", rows] - 2 * best["product", rows] if name == "activation" else best[name, rows]
-                elements = rows * (KV_HEADS * (group + 2) * d if of_heads else WIDTH)
-                points.append((float(elements), max(seconds, 1e-8) * self.engine.threads / elements))
-            curves.append(Curve(f"elementwise.{name}" + (f".{dtype}" if of_heads else ""),
-                                "s per element on one thread, by elements", tuple(points)))
-        return curves
-
-    # Timing.
+    def parts(self, call: Callable[..., object], *arguments: Any) -> dict[str, float]:
+        """Seconds of each part of the second of two calls."""
+        call(*arguments)
+        return {part: (end - begin) / 1e9 for _, part, _, begin, end in self.traced(lambda: call(*arguments))}
 
     def traced(self, body: Callable[[], object]) -> list[Any]:
         self.engine.trace(True)
@@ -199,14 +83,167 @@ class Probes:
             self.engine.trace(False)
         return list(self.engine.take_trace())
 
-    def parts(self, call: Callable[..., object], *arguments: Any) -> dict[str, float]:
-        """Seconds of each part of the second of two calls."""
-        call(*arguments)
-        return {part: (end - begin) / 1e9 for _, part, _, begin, end in self.traced(lambda: call(*arguments))}
+
+class Product(Trial):
+    """Seconds a weight of a product, by rows, for each of COLS. cold: bytes that the caches do not hold together."""
+
+    def __init__(self, engine: Any, kind: str, precision: str, cold: int, split: bool = False, cols: Sequence[int] = COLS):
+        super().__init__(engine)
+        self.kind, self.precision, self.split = kind, precision, split
+        self.matrices = {each: self._matrices(each, cold) for each in cols}
+
+    def _matrices(self, cols: int, cold: int) -> tuple[list[Any], Any]:
+        """Matrices that together are cold, each small enough that its outputs stay in the cache; and one of few rows, which
+        takes what every call takes beside its product."""
+        first = self._linear(OUTPUTS[cols], cols)
+        count = -(-cold // first.matrix.nbytes)
+        return [first, *(self._linear(OUTPUTS[cols], cols) for _ in range(count - 1))], self._linear(32, cols)
+
+    def _linear(self, rows: int, cols: int) -> Any:
+        held = matrix(self.engine, self.kind, rows, cols, self.split)
+        return _Held(_native().Linear(held, [], self.precision), held)
+
+    def round(self) -> None:
+        for cols, (_, few) in self.matrices.items():
+            x, out = torch.rand(max(ROWS), cols), torch.empty(max(ROWS) * 32)
+            for rows in ROWS:
+                self.note((cols, rows), self.once(cols, rows))
+                self.note((cols, rows, "beside"), min(self._time(few, x, rows, out) for _ in range(3)))
+
+    def once(self, cols: int, rows: int) -> float:
+        """Seconds a weight, what is beside the product included."""
+        many = self.matrices[cols][0]
+        each = many if rows <= FEW else many[:1]
+        x, out = torch.rand(rows, cols), torch.empty(rows * OUTPUTS[cols])
+        return sum(self._time(m, x, rows, out) for m in each) / len(each) / (OUTPUTS[cols] * cols)
+
+    def _time(self, held: Any, x: torch.Tensor, rows: int, out: torch.Tensor) -> float:
+        start = time.perf_counter()
+        self.engine.linear(held.linear, x.data_ptr(), rows, out.data_ptr())
+        return time.perf_counter() - start
+
+    def curves(self) -> list[Curve]:
+        compute = compute_of(self.kind, self.precision)
+        return [Curve(product_name(self.kind, compute, cols, self.split), "s per weight, by rows", tuple(
+            (float(rows), max(self.best[cols, rows] - self.best[cols, rows, "beside"] / (OUTPUTS[cols] * cols), 1e-15))
+            for rows in ROWS)) for cols in self.matrices]
 
 
 @dataclass
-class _Cache:
+class _Held:
+    linear: Any
+    matrix: Any
+
+
+class Attend(Trial):
+    """Attention over a cache of one dtype. decode: seconds a key of a KV head, by context; start: seconds of a call beside
+    them, which few rows show; prefill: seconds a pair of query and key of a query head, by the mean number of queries a key."""
+
+    def __init__(self, engine: Any, kv: Cache, precision: str, d: int, group: int):
+        super().__init__(engine)
+        self.kv, self.d, self.group = kv, d, group
+        self.block = attention_block(engine, d, group, precision)
+
+    def round(self) -> None:
+        for context in CONTEXTS:
+            self._time((DECODING, context - 1, 1), 24)
+        self._time((1, START_CONTEXT - 1, 1), 48)
+        for start, tokens in CHUNKS:
+            self._time((1, start, tokens), 2)
+
+    def _time(self, shape: tuple[int, int, int], most: int) -> None:
+        """Seconds of attention.core in a call, on average over calls on different pages."""
+        rows, start, tokens = shape
+        batches, x = self.kv.batches(rows, start, tokens, self.d, most), torch.rand(rows * tokens, THIN)
+        events = self.traced(lambda: [self.engine.attention(
+            self.block, x.data_ptr(), batch, self.kv.dtype, *self.kv.addresses, 0, 0) for batch, _ in batches])
+        self.note(shape, sum(end - begin for _, part, _, begin, end in events if part == "attention.core") / 1e9 / len(batches))
+
+    def curves(self) -> list[Curve]:
+        decode = [(context, self.best[DECODING, context - 1, 1]) for context in CONTEXTS]
+        many = Curve("", "", tuple((float(context), seconds / (DECODING * KV_HEADS * context)) for context, seconds in decode))
+        start = max(0.0, self.best[1, START_CONTEXT - 1, 1] - many.at(START_CONTEXT) * KV_HEADS * START_CONTEXT)
+        by_context = tuple((float(context), max(seconds - start, seconds / 2) / (DECODING * KV_HEADS * context))
+                           for context, seconds in decode)
+        by_queries = []
+        for cached, tokens in CHUNKS:
+            pairs = tokens * cached + tokens * (tokens + 1) // 2
+            by_queries.append((pairs / (cached + tokens), self.best[1, cached, tokens] / (pairs * KV_HEADS * self.group)))
+        names = [attention_name(stage, self.kv.dtype, self.d, self.group) for stage in ("decode", "start", "prefill")]
+        return [Curve(names[0], "s per key and KV head, by context", by_context), Curve(names[1], "s", ((1.0, start),)),
+                Curve(names[2], "s per pair and query head, by queries a key", tuple(sorted(by_queries)))]
+
+
+class Between(Trial):
+    """Seconds an element on one thread, by elements: norm (with the input of a product), residual, residual with a norm,
+    activation (gated, with the input of a product), heads without and with a norm (rotation, store to the cache), input."""
+
+    d, group = 128, 2
+
+    def __init__(self, engine: Any, kv: Cache, precision: str):
+        super().__init__(engine)
+        native, self.kv = _native(), kv
+        rms, none = native.Norm("rms", [1.0] * WIDTH, [], 1e-6), native.Norm()
+        down, up = (native.Linear(nothing(engine, *shape), [], precision) for shape in ((WIDTH, THIN), (THIN, WIDTH)))
+        self.plain = native.MlpBlock(rms, none, None, up, down, "silu")
+        self.after = native.MlpBlock(none, rms, None, up, down, "silu")
+        self.wide = native.MlpBlock(none, none, down, down, up, "silu")
+        self.heads = [(name, attention_block(engine, self.d, self.group, precision, norm=name != "heads", half=self.d // 2))
+                      for name in ("heads", "heads_norm")]
+
+    def round(self) -> None:
+        for rows in ELEMENTS:
+            x, angles = torch.rand(rows, WIDTH), torch.rand(rows, self.d // 2)
+            for block, before, behind in ((self.plain, "norm", "residual"), (self.after, "input", "residual_norm")):
+                parts = self.parts(self.engine.mlp, block, x.data_ptr(), rows)
+                self.note((before, rows), parts["mlp.norm"])
+                self.note((behind, rows), parts["mlp.residual"])
+                self.note(("product", rows), parts["mlp.down"])
+            self.note(("up", rows), self.parts(self.engine.mlp, self.wide, x.data_ptr(), rows)["mlp.up"])
+            batch, held = self.kv.batches(1, 0, rows, self.d, 1)[0]
+            for name, block in self.heads:
+                parts = self.parts(self.engine.attention, block, x.data_ptr(), batch, self.kv.dtype, *self.kv.addresses,
+                                   angles.data_ptr(), angles.data_ptr())
+                self.note((name, rows), parts["attention.heads"])
+            del held
+
+    def curves(self) -> list[Curve]:
+        found = []
+        for name in ("norm", "residual", "residual_norm", "input", "heads", "heads_norm", "activation"):
+            of_heads, points = name.startswith("heads"), []
+            for rows in ELEMENTS:
+                seconds = self.best.get((name, rows), 0.0)
+                if name == "activation":                   # behind two products as thin as that one
+                    seconds = self.best["up", rows] - 2 * self.best["product", rows]
+                    if rows < MANY:                        # what every part takes hides the rest
+                        continue
+                elements = rows * (KV_HEADS * (self.group + 2) * self.d if of_heads else WIDTH)
+                points.append((float(elements), max(seconds, 1e-8) * self.engine.threads / elements))
+            found.append(Curve(f"elementwise.{name}" + (f".{self.kv.dtype}" if of_heads else ""),
+                               "s per element on one thread, by elements", tuple(points)))
+        return found
+
+
+def peak(engine: Any, kind: str, precision: str) -> float:
+    """Operations a second of a product that fits the caches and keeps every core busy."""
+    linear = _native().Linear(matrix(engine, kind, PEAK_COLS, PEAK_COLS), [], precision)
+    x, out = torch.rand(PEAK_ROWS, PEAK_COLS), torch.empty(PEAK_ROWS, PEAK_COLS)
+    best = min(_once(lambda: engine.linear(linear, x.data_ptr(), PEAK_ROWS, out.data_ptr())) for _ in range(8))
+    return 2 * PEAK_ROWS * PEAK_COLS * PEAK_COLS / best
+
+
+def attention_block(engine: Any, d: int, group: int, precision: str, *, norm: bool = False, half: int = 0) -> Any:
+    """Attention with KV_HEADS key-value heads whose products are next to nothing."""
+    native, queries, keys = _native(), KV_HEADS * group * d, KV_HEADS * d
+    q, k, v, o = (native.Linear(nothing(engine, *shape), [], precision)
+                  for shape in ((queries, THIN), (keys, THIN), (keys, THIN), (THIN, queries)))
+    none, head = native.Norm(), native.Norm("rms", [1.0] * d, [], 1e-6)
+    over = head if norm else none
+    return native.AttentionBlock(none, none, over, over, norm, q, k, v, o, d, d ** -0.5, 0.0, 0, half)
+
+
+@dataclass
+class Cache:
     """Pages of keys and values in one dtype, seen with any number of heads and dimensions."""
 
     dtype: str
@@ -215,7 +252,7 @@ class _Cache:
     scale: torch.Tensor
 
     @classmethod
-    def of(cls, dtype: str, nbytes: int) -> _Cache:
+    def of(cls, dtype: str, nbytes: int) -> Cache:
         kind: torch.dtype = getattr(torch, dtype)
         count = nbytes // 2 // kind.itemsize
         k, v = (torch.ones(count, dtype=kind) for _ in range(2))

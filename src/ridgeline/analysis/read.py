@@ -75,6 +75,8 @@ def plan_of(raw: Mapping[str, Any], *, name: str = "", quantization: str | None 
 
 def _spec(model: CausalLM, name: str, store: Store, declined: set[str], **how: Any) -> Spec:
     c = model.config
+    if model.feed_width is not None:
+        raise UnsupportedModel(f"the cost of a {c.model_type} is not known: it reads another model's hidden rows")
     layers = []
     for index, block in enumerate(model.model.layers):
         if not isinstance(block, ResidualBlock):
