@@ -1,4 +1,4 @@
-"""Predicted against measured step times, each shape measured right after the bandwidth that its prediction uses.
+"""Predicted against measured step times, each shape measured between two probes of the machine's speed.
 
     python -m benchmarks.predict gemma3-270m qwen3-0.6b.q8_0.gguf --cache-gb 8
 
@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ridgeline.analysis.calibration import bandwidth_now, calibrate_for
+from ridgeline.analysis.calibration import SpeedProbe, calibrate_for
 from ridgeline.analysis.cost import count
+from ridgeline.analysis.hardware import Speed
 from ridgeline.analysis.measure import measure
 from ridgeline.analysis.predict import predict, step_seconds
 from ridgeline.analysis.read import spec_of
@@ -35,12 +36,13 @@ def check(model: str, *, repeats: int, cache_gb: float, recalibrate: bool, steps
     hardware = calibrate_for(llm.loaded, precision=activation_dtype(llm.config), recalibrate=recalibrate)
     print(f"{Path(model).name}: calibrated in {time.perf_counter() - start:.1f} s at {hardware.bandwidth / 1e9:.1f} GB/s",
           flush=True)
-    found = []
+    found, probe = [], SpeedProbe(hardware)
     for name in steps:
-        now = bandwidth_now(hardware)
+        before = probe.now()
         measured = measure(llm, STEPS[name], repeats=2 if STEPS[name][0].tokens > 1000 else repeats)
-        now = max(now, bandwidth_now(hardware))
-        told = predict(count(spec, measured.step), hardware, bandwidth=now)
+        after = probe.now()
+        now = Speed((before.memory + after.memory) / 2, (before.compute + after.compute) / 2)
+        told = predict(count(spec, measured.step), hardware, now=now)
         seconds = step_seconds(told)
         parts: dict[str, list[float]] = {}
         for p in told:
@@ -49,12 +51,13 @@ def check(model: str, *, repeats: int, cache_gb: float, recalibrate: bool, steps
             parts.setdefault(component, [0.0, 0.0])[1] += part
         parts.setdefault("dispatch", [0.0, 0.0])[1] += measured.step_s - measured.pass_s
         row = {"model": Path(model).name, "step": name, "predicted_s": seconds, "measured_s": measured.step_s,
-               "error": seconds / measured.step_s - 1, "bandwidth": now, "parts": parts}
+               "error": seconds / measured.step_s - 1, "best_s": measured.best_s, "memory_speed": now.memory,
+               "compute_speed": now.compute, "parts": parts}
         found.append(row)
         worst = sorted(parts, key=lambda c: -abs(parts[c][0] - parts[c][1]))[:4]
         told_parts = ", ".join(f"{c} {parts[c][0] * 1e3:.2f}/{parts[c][1] * 1e3:.2f}" for c in worst)
-        print(f"  {name:16} {seconds * 1e3:8.2f} {measured.step_s * 1e3:8.2f} ms {100 * row['error']:+6.1f} %  at "
-              f"{now / 1e9:.0f} GB/s  {told_parts}", flush=True)
+        print(f"  {name:16} {seconds * 1e3:8.2f} {measured.step_s * 1e3:8.2f} ms {100 * row['error']:+6.1f} % "
+              f"(best {measured.best_s * 1e3:.2f}; speed {now.memory:.2f} {now.compute:.2f})  {told_parts}", flush=True)
     return found
 
 

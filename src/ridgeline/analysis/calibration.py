@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import statistics
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 import ridgeline
-from ridgeline.analysis.hardware import Curve, Hardware, Level, dumps
+from ridgeline.analysis.hardware import Curve, Hardware, Level, Speed, dumps
 from ridgeline.analysis.probes import (
     COLS,
     HEADS,
@@ -37,6 +38,7 @@ from ridgeline.loading import LoadedModel
 KINDS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "BF16")       # that are measured unless a model says what it has
 READ_BYTES = 256 << 20         # more than the caches of a machine hold
 LEAST_COLD = 96 << 20
+REFERENCE, SPEED_ROWS = "Q8_0", 96                     # whose products tell the machine's speed of a moment
 PASSES = ((1, 1), (8, 1), (32, 1), (1, 64), (1, 256))       # sequences, tokens of each: what a pass costs beside its work
 _log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ def calibrate(kinds: Iterable[str] = KINDS, *, kv_dtypes: Sequence[str] = ("bflo
     mark = fingerprint(engine)
     path = cache_folder() / f"{mark}.json"
     known = None if recalibrate else _read(path)
-    cold = max(LEAST_COLD, 3 * max((c.total for c in caches()), default=0))
+    cold = _cold()
     had = torch.get_num_threads()
     torch.set_num_threads(1)                               # its pool would spin on the cores that the kernels need
     try:
@@ -94,10 +96,24 @@ def calibrate_for(loaded: LoadedModel, *, precision: str = "int8", recalibrate: 
                      threads=report.threads, isa=report.isa, recalibrate=recalibrate)
 
 
-def bandwidth_now(hardware: Hardware) -> float:
-    """Bytes a second that this machine reads at this moment, in 0.1 s: on a shared machine it moves within minutes."""
-    engine = _engine(hardware.instruction_set or "", hardware.threads)
-    return float(engine.read_bandwidth(READ_BYTES, 1))
+class SpeedProbe:
+    """Tells how fast a calibrated machine is now, from the time of two products of its calibration. Holds 100 MB.
+
+    The bandwidth of plain reads would not do: on one machine it moved from 35 to 58 GB/s, and products gained a tenth.
+    """
+
+    def __init__(self, hardware: Hardware):
+        """raises ConfigError for a machine that is not this one or lacks the products."""
+        curve = hardware.curve(product_name(REFERENCE, "int8", COLS[1]))
+        engine = _engine(hardware.instruction_set or "", hardware.threads)
+        if curve is None or hardware.fingerprint != fingerprint(engine):
+            raise ConfigError(f"{hardware.name} is not this machine as calibrated with {REFERENCE} weights")
+        self.curve, self.product = curve, Product(engine, REFERENCE, "int8", _cold(), cols=COLS[1:])
+
+    def now(self) -> Speed:
+        """In about 0.05 s; medians, so that the moment's disturbances count."""
+        alone, many = (statistics.median(self.product.once(COLS[1], rows) for _ in range(5)) for rows in (1, SPEED_ROWS))
+        return Speed(self.curve.at(1) / alone, self.curve.at(SPEED_ROWS) / many)
 
 
 def cache_folder() -> Path:
@@ -115,6 +131,11 @@ def fingerprint(engine: Any) -> str:
     return hashlib.blake2b(told.encode(), digest_size=12).hexdigest()
 
 
+def _cold() -> int:
+    """Bytes that the caches do not hold together."""
+    return max(LEAST_COLD, 3 * max((c.total for c in caches()), default=0))
+
+
 def _engine(isa: str, threads: int) -> Any:
     try:
         from ridgeline.native import _native
@@ -128,8 +149,8 @@ def _engine(isa: str, threads: int) -> Any:
 
 def _with_split(kinds: Iterable[str], engine: Any) -> list[tuple[str, bool]]:
     """A head in Q8_0 is kept in two planes where the kernels can prune it."""
-    each = list(dict.fromkeys(kinds))
-    return [(kind, False) for kind in each] + ([("Q8_0", True)] if "Q8_0" in each and engine.prunes else [])
+    each = list(dict.fromkeys((REFERENCE, *kinds)))
+    return [(kind, False) for kind in each] + ([("Q8_0", True)] if engine.prunes else [])
 
 
 def _machine(engine: Any, mark: str) -> Hardware:

@@ -125,7 +125,7 @@ ALIASES = {"H100-SXM": "H100", "H200-SXM": "H200", "A100": "A100-80GB", "4090": 
 
 
 def hardware(name: str) -> Hardware:
-    """A machine of the table by its name, in any case, underscores and blanks as hyphens. raises ConfigError that lists them."""
+    """A machine of the table by its name; case does not matter, blanks are hyphens. raises ConfigError with all names."""
     known = {key.lower(): key for key in HARDWARE} | {alias.lower(): key for alias, key in ALIASES.items()}
     found = known.get(name.strip().lower().replace("_", "-").replace(" ", "-"))
     if found is None:

@@ -48,6 +48,15 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """How fast a machine is at a moment, as shares of what it was when it was calibrated: of what waits for memory, and of
+    what computes. On a shared machine both move within minutes."""
+
+    memory: float = 1.0
+    compute: float = 1.0
+
+
+@dataclass(frozen=True)
 class Hardware:
     """One machine, or one device of it.
 

@@ -59,6 +59,7 @@ class Measured:
     seconds: Mapping[Key, float]
     pass_s: float
     step_s: float
+    best_s: float                   # of the steps
     repeats: int
 
 
@@ -173,7 +174,7 @@ def measure(llm: LLM, step: Sequence[Rows], *, repeats: int = 5, events: bool = 
     each = [p.seconds() for p in passes]
     keys = dict.fromkeys(key for found in each for key in found)
     return Measured(passes[len(passes) // 2].step, {key: statistics.median(f.get(key, 0.0) for f in each) for key in keys},
-                    statistics.median(p.wall_s for p in passes), statistics.median(walls), len(passes))
+                    statistics.median(p.wall_s for p in passes), statistics.median(walls), min(walls), len(passes))
 
 
 class _Prompts:
@@ -203,11 +204,15 @@ class _Prompts:
             self._add(before + self._tokens(r.tokens), 2 if r.wanted else 1, self.passing)
 
     def drop_prefill(self) -> None:
+        """Their pages go back, so that the next ones take the same and no step pays for the first touch of a page."""
         self._drop(self.passing)
+        self.llm.engine.store.reset_prefix_cache()
 
     def close(self) -> None:
         self._drop(self.passing)
         self._drop(self.open)
+        while self.llm.engine.has_work:                     # what was aborted is told once
+            self.llm.engine.step()
         self.llm.engine.store.reset_prefix_cache()          # it holds pages that nothing computed
 
     def _tokens(self, count: int) -> list[int]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ridgeline.analysis.hardware import Curve, Hardware
+from ridgeline.analysis.hardware import Curve, Hardware, Speed
 from ridgeline.analysis.probes import COLS, HEADS, attention_name, product_name
 from ridgeline.analysis.spec import KV_ITEMSIZE, KV_SCALE_BYTES
 from ridgeline.analysis.work import Work
+from ridgeline.errors import ConfigError
 
 COMPUTE, MEMORY, KV, OVERHEAD = "compute", "memory", "kv", "overhead"
 SPREAD_QUERIES = 1.5           # queries a key up to which rows of a batch are decoding ones
@@ -31,14 +32,13 @@ class Predicted(NamedTuple):
     bound: str
 
 
-def predict(works: Iterable[Work], hardware: Hardware, *, bandwidth: float | None = None) -> list[Predicted]:
+def predict(works: Iterable[Work], hardware: Hardware, *, now: Speed | None = None) -> list[Predicted]:
     """Seconds of each work, in order, and on a calibrated machine last what the step costs beside them, (None, "dispatch").
 
-    bandwidth: bytes a second that the machine reads now, where that has moved since it was measured (`bandwidth_now`).
+    now: how fast the machine is at this moment (`ridgeline.analysis.calibration.SpeedProbe`); None: as when it was calibrated.
     """
     found = list(works)
-    share = 1.0 if bandwidth is None else bandwidth / hardware.bandwidth
-    model = _Model(hardware, share)
+    model = _Model(hardware, Speed() if now is None else now)
     out = [model.of(work) for work in found]
     overhead = model.step(found)
     return out if overhead is None else [*out, overhead]
@@ -53,15 +53,20 @@ def key_bytes(dtype: str, d: int) -> int:
     return d * KV_ITEMSIZE[dtype] + KV_SCALE_BYTES.get(dtype, 0)
 
 
+def _by_rows(curve: Curve, rows: int) -> float:
+    """With more rows than were measured computing binds, so that time grows as they do."""
+    return curve.at(rows) * max(1.0, rows / curve.points[-1][0])
+
+
 class _Model:
-    def __init__(self, hardware: Hardware, share: float):
-        """share: of the calibrated bandwidth that there is now."""
-        self.hardware, self.share = hardware, share
-        self.bandwidth = hardware.bandwidth * share
+    def __init__(self, hardware: Hardware, now: Speed):
+        self.hardware, self.now = hardware, now
         self.curves = {c.kernel: c for c in hardware.curves}
 
     def of(self, work: Work) -> Predicted:
         seconds: float | None = None
+        if work.kind == "collective":
+            return Predicted(work, self.collective(work), OVERHEAD)
         if work.rows:
             how = {"linear": self.linear, "attention": self.attention, "elementwise": self.elementwise}.get(work.kind)
             seconds = None if how is None else how(work)
@@ -72,26 +77,26 @@ class _Model:
 
     def roof(self, work: Work) -> tuple[float, str]:
         """The longer of reading from main memory and computing, and which of them it is."""
-        computing = work.flops / self.hardware.peak(work.compute) if work.flops and self.hardware.peaks else 0.0
-        reading = work.bytes / self.bandwidth
+        computing = work.flops / self.hardware.peak(work.compute) / self.now.compute if work.flops else 0.0
+        reading = work.bytes / self.hardware.bandwidth / self.now.memory
         if computing >= reading:
             return computing, COMPUTE
         return reading, KV if work.kv_bytes > work.weight_bytes + work.activation_bytes + work.state_bytes else MEMORY
 
+    def collective(self, work: Work) -> float:
+        """What a device sends over its link, and the latency of messages that wait for each other."""
+        link = self.hardware.link_bandwidth
+        if link is None:
+            raise ConfigError(f"{self.hardware.name} has no link to another device; tensor parallelism needs one")
+        return work.activation_bytes / link + work.shape[1] * self.hardware.link_latency_s
+
     def linear(self, work: Work) -> float | None:
         """The product, and where they belong to the component the activation behind it or the preparation of its input."""
-        weights = work.flops / (2 * work.rows)
-        per_weight = self.per_weight(work)
-        if per_weight is None:
+        per_weight, alone = self.per_weight(work, work.rows), self.per_weight(work, 1)
+        if per_weight is None or alone is None:
             return None
-        seconds = weights * per_weight
-        reading = work.weight_bytes / self.bandwidth
-        if self.share != 1:
-            # Of a product's time so much is waiting for memory as reading alone would take; where computing takes longer, the
-            # part of it that shows.
-            waiting = min(1.0, work.weight_bytes / self.hardware.bandwidth / seconds) ** 2
-            seconds *= 1 + waiting * (1 / self.share - 1)
-        seconds = max(seconds, reading if self.share < 1 else 0.0)
+        # One row waits for memory all the time, many hardly: of what neither hides the larger part shows.
+        seconds = self.stretched(work.flops / (2 * work.rows) * per_weight, min(1.0, alone / per_weight) ** 2)
         _, inputs, activated = work.shape
         if activated:
             seconds += self.elements("activation", work.rows, activated) or 0.0
@@ -99,7 +104,11 @@ class _Model:
             seconds += self.elements("input", work.rows, inputs) or 0.0
         return seconds
 
-    def per_weight(self, work: Work) -> float | None:
+    def stretched(self, seconds: float, waiting: float) -> float:
+        """As long as it takes at the speed of this moment. waiting: for memory, share of the seconds."""
+        return seconds * (waiting / self.now.memory + (1 - waiting) / self.now.compute)
+
+    def per_weight(self, work: Work, rows: int) -> float | None:
         kind, split = work.weight_type.upper(), False
         if work.component == "head" and product_name(kind, work.compute, COLS[0], True) in self.curves:
             split = True
@@ -109,7 +118,7 @@ class _Model:
         # What a row of a tile costs beside its columns is spread over these: linear in 1 / columns.
         a, b = (1 / cols for cols in COLS)
         at = (1 / max(work.shape[1], 1) - b) / (a - b)
-        low, high = (curve.at(work.rows) for curve in curves if curve is not None)
+        low, high = (_by_rows(curve, rows) for curve in curves if curve is not None)
         return max(high + at * (low - high), 0.5 * high)
 
     def attention(self, work: Work) -> float | None:
@@ -122,10 +131,11 @@ class _Model:
             curve = self.curves.get(attention_name("decode", work.kv_type, size, group))
             if curve is None:
                 return None
-            seconds = curve.at(keys / work.rows) * keys * kv_heads * d / size
-            return seconds * (1 + min(1.0, work.kv_bytes / self.hardware.bandwidth / seconds) * (1 / self.share - 1))
+            start = self.curves.get(attention_name("start", work.kv_type, size, group))
+            seconds = curve.at(keys / work.rows) * keys * kv_heads * d / size + (0.0 if start is None else start.at(1))
+            return self.stretched(seconds, min(1.0, work.kv_bytes / self.hardware.bandwidth / seconds))
         curve = self.curves.get(attention_name("prefill", work.kv_type, size, group))
-        return None if curve is None else curve.at(pairs / keys) * pairs * heads * d / size
+        return None if curve is None else self.stretched(curve.at(pairs / keys) * pairs * heads * d / size, 0.0)
 
     def elementwise(self, work: Work) -> float | None:
         names = ELEMENTWISE.get(work.component.rpartition(".")[2])
@@ -144,7 +154,7 @@ class _Model:
         threads = self.hardware.threads
         # Rows are shared out, but for those of heads and of activations, which are cut along their columns.
         busy = min(threads, rows) if name in ("norm", "residual", "residual_norm", "input") else threads
-        return curve.at(rows * width) * rows * width / busy
+        return self.stretched(curve.at(rows * width) * rows * width / busy, 0.0)
 
     def step(self, works: list[Work]) -> Predicted | None:
         """What the engine and Python add to a pass: building the batch, calls, choosing, scheduling, committing."""
@@ -162,4 +172,4 @@ class _Model:
         seconds = sum(at(name, max(sequences, 1)) for name in ("pass", "step"))
         if rows > 2 * max(sequences, 1):
             seconds += sum(at(f"prefill.{name}", rows) - at(name, 1) for name in ("pass", "step"))
-        return Predicted(Work(None, DISPATCH, "overhead", rows, 0), max(seconds, 0.0), OVERHEAD)
+        return Predicted(Work(None, DISPATCH, "overhead", rows, 0), self.stretched(max(seconds, 0.0), 0.0), OVERHEAD)

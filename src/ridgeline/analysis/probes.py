@@ -6,7 +6,7 @@ programs only ever slow them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ PAGE = 16
 CONTEXTS = (32, 128, 512, 2048)   # keys of a decoding row
 START_CONTEXT = 128
 DECODING = 16                     # rows
-CHUNKS = ((512, 3), (512, 8), (0, 24), (0, 96), (0, 384))       # prefill: cached tokens, new ones
+CHUNKS = ((512, 3), (512, 8), (0, 24), (0, 96), (0, 384), (0, 1024))       # prefill: cached tokens, new ones
 ELEMENTS = (2, 16, 128, 1024)     # rows of WIDTH elements
 WIDTH = 2048
 MANY = 128
@@ -87,10 +87,10 @@ class Trial:
 class Product(Trial):
     """Seconds a weight of a product, by rows, for each of COLS. cold: bytes that the caches do not hold together."""
 
-    def __init__(self, engine: Any, kind: str, precision: str, cold: int, split: bool = False):
+    def __init__(self, engine: Any, kind: str, precision: str, cold: int, split: bool = False, cols: Sequence[int] = COLS):
         super().__init__(engine)
         self.kind, self.precision, self.split = kind, precision, split
-        self.cols = {cols: self._matrices(cols, cold) for cols in COLS}
+        self.matrices = {each: self._matrices(each, cold) for each in cols}
 
     def _matrices(self, cols: int, cold: int) -> tuple[list[Any], Any]:
         """Matrices that together are cold, each small enough that its outputs stay in the cache; and one of few rows, which
@@ -104,21 +104,29 @@ class Product(Trial):
         return _Held(_native().Linear(held, [], self.precision), held)
 
     def round(self) -> None:
-        for cols, (many, few) in self.cols.items():
-            x, out = torch.rand(max(ROWS), cols), torch.empty(max(ROWS) * OUTPUTS[cols])
+        for cols, (_, few) in self.matrices.items():
+            x, out = torch.rand(max(ROWS), cols), torch.empty(max(ROWS) * 32)
             for rows in ROWS:
-                each = many if rows <= FEW else many[:1]
-                self.note((cols, rows), _once(lambda: [self._run(m, x, rows, out) for m in each]) / len(each))  # noqa: B023
-                self.note((cols, rows, "beside"), min(_once(lambda: self._run(few, x, rows, out)) for _ in range(3)))  # noqa: B023
+                self.note((cols, rows), self.once(cols, rows))
+                self.note((cols, rows, "beside"), min(self._time(few, x, rows, out) for _ in range(3)))
 
-    def _run(self, held: Any, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
+    def once(self, cols: int, rows: int) -> float:
+        """Seconds a weight, what is beside the product included."""
+        many = self.matrices[cols][0]
+        each = many if rows <= FEW else many[:1]
+        x, out = torch.rand(rows, cols), torch.empty(rows * OUTPUTS[cols])
+        return sum(self._time(m, x, rows, out) for m in each) / len(each) / (OUTPUTS[cols] * cols)
+
+    def _time(self, held: Any, x: torch.Tensor, rows: int, out: torch.Tensor) -> float:
+        start = time.perf_counter()
         self.engine.linear(held.linear, x.data_ptr(), rows, out.data_ptr())
+        return time.perf_counter() - start
 
     def curves(self) -> list[Curve]:
         compute = compute_of(self.kind, self.precision)
         return [Curve(product_name(self.kind, compute, cols, self.split), "s per weight, by rows", tuple(
-            (float(rows), max(self.best[cols, rows] - self.best[cols, rows, "beside"], 1e-9) / ((OUTPUTS[cols] - 32) * cols))
-            for rows in ROWS)) for cols in COLS]
+            (float(rows), max(self.best[cols, rows] - self.best[cols, rows, "beside"] / (OUTPUTS[cols] * cols), 1e-15))
+            for rows in ROWS)) for cols in self.matrices]
 
 
 @dataclass
