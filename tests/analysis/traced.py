@@ -28,12 +28,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 8},
     "gemma3": {"model_type": "gemma3_text", **GEMMA},
     "olmo2": {"model_type": "olmo2"},
-    "gpt2": {"model_type": "gpt2", "head_dim": None, "num_key_value_heads": None, "n_inner": 44},
+    "qwen3.5": {"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 3, "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 4,
+                "linear_conv_kernel_dim": 4, "rope_parameters": {
+                    "rope_theta": 1e4, "partial_rotary_factor": 0.5, "rope_type": "default"}},
+    "gpt2": {"model_type": "gpt2", "head_dim": None, "num_key_value_heads": None, "intermediate_size": 44},
 }
 
 
 def config(name: str) -> dict[str, Any]:
     return {k: v for k, v in {**COMMON, **MODELS[name]}.items() if v is not None}
+
+
+def cores_name(name: str) -> bool:
+    return name.endswith(("self_attn", "linear_attn"))
 
 
 def build(name: str) -> CausalLM:
@@ -80,7 +88,7 @@ class MultiplyAdds(TorchDispatchMode):
 
     def cores(self) -> int:
         """Of attention without its projections."""
-        return sum(n for name, n in self.found.items() if name.endswith("self_attn"))
+        return sum(n for name, n in self.found.items() if cores_name(name))
 
 
 def run(model: CausalLM, batch: Batch, state: Any = None) -> MultiplyAdds:

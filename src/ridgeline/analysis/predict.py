@@ -14,6 +14,7 @@ from ridgeline.analysis.hardware import Curve, Hardware, Speed
 from ridgeline.analysis.probes import COLS, HEADS, attention_name, product_name
 from ridgeline.analysis.spec import KV_ITEMSIZE, KV_SCALE_BYTES
 from ridgeline.analysis.work import Work
+from ridgeline.errors import ConfigError
 
 COMPUTE, MEMORY, KV, OVERHEAD = "compute", "memory", "kv", "overhead"
 SPREAD_QUERIES = 1.5           # queries a key up to which rows of a batch are decoding ones
@@ -64,6 +65,8 @@ class _Model:
 
     def of(self, work: Work) -> Predicted:
         seconds: float | None = None
+        if work.kind == "collective":
+            return Predicted(work, self.collective(work), OVERHEAD)
         if work.rows:
             how = {"linear": self.linear, "attention": self.attention, "elementwise": self.elementwise}.get(work.kind)
             seconds = None if how is None else how(work)
@@ -79,6 +82,13 @@ class _Model:
         if computing >= reading:
             return computing, COMPUTE
         return reading, KV if work.kv_bytes > work.weight_bytes + work.activation_bytes + work.state_bytes else MEMORY
+
+    def collective(self, work: Work) -> float:
+        """What a device sends over its link, and the latency of messages that wait for each other."""
+        link = self.hardware.link_bandwidth
+        if link is None:
+            raise ConfigError(f"{self.hardware.name} has no link to another device; tensor parallelism needs one")
+        return work.activation_bytes / link + work.shape[1] * self.hardware.link_latency_s
 
     def linear(self, work: Work) -> float | None:
         """The product, and where they belong to the component the activation behind it or the preparation of its input."""

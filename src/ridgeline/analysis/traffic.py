@@ -16,7 +16,7 @@ class Traffic(ABC):
     def norm(self, d: int, form: str, before: bool) -> int: ...
 
     @abstractmethod
-    def qkv(self, d: int, out: int, form: str) -> int: ...
+    def qkv(self, d: int, out: int, form: str, products: int = 3) -> int: ...
 
     @abstractmethod
     def heads(self, queries_keys: int, values: int, operations: int) -> int:
@@ -50,7 +50,7 @@ class Chapter(Traffic):
     def norm(self, d: int, form: str, before: bool) -> int:
         return 4 * d if before else 0
 
-    def qkv(self, d: int, out: int, form: str) -> int:
+    def qkv(self, d: int, out: int, form: str, products: int = 3) -> int:
         return 2 * d
 
     def heads(self, queries_keys: int, values: int, operations: int) -> int:
@@ -84,7 +84,7 @@ class Fused(Traffic):
     def norm(self, d: int, form: str, before: bool) -> int:
         return 2 * self.size * d if before else 0
 
-    def qkv(self, d: int, out: int, form: str) -> int:
+    def qkv(self, d: int, out: int, form: str, products: int = 3) -> int:
         return self.size * (d + out)
 
     def heads(self, queries_keys: int, values: int, operations: int) -> int:
@@ -114,6 +114,9 @@ class Fused(Traffic):
 class Torch(Fused):
     """The reference layers: one kernel an operation, so intermediates are written and read again."""
 
+    def qkv(self, d: int, out: int, form: str, products: int = 3) -> int:
+        return self.size * (products * d + out)
+
     def heads(self, queries_keys: int, values: int, operations: int) -> int:
         return self.size * (2 * queries_keys * operations + values)
 
@@ -136,7 +139,7 @@ class Native(Traffic):
         """fp32 written, and read once more where it is brought to another form."""
         return 4 * n if form == "float32" else 8 * n + form_bytes(n, form)
 
-    def qkv(self, d: int, out: int, form: str) -> int:
+    def qkv(self, d: int, out: int, form: str, products: int = 3) -> int:
         return form_bytes(d, form) + 4 * out
 
     def heads(self, queries_keys: int, values: int, operations: int) -> int:
