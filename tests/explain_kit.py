@@ -14,8 +14,8 @@ MACHINE = Hardware("test machine", 100e9, {"float32": 1e12, "bfloat16": 2e12, "i
                    price_per_hour=1.5)
 RAW: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
-    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 16_384, "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True}
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 16_384,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
 
 
 def spec(quantization: str | None = None, **fields: Any) -> Spec:

@@ -124,8 +124,9 @@ def test_limits_by_brute_force() -> None:
     at = found["batch_memory"]
     assert s.memory_bytes(at, 640) <= MACHINE.memory_bytes < s.memory_bytes(at + 1, 640)
     at = found["batch_stops"]
-    assert 2 * s.decode_s(at, 512) <= 1.05 * s.decode_s(2 * at, 512) and 2 * s.decode_s(at - 1, 512) > 1.05 * s.decode_s(2 * at - 2, 512)
-    assert found["batch_compute"] == pytest.approx(2e12 * 2 / (2 * 100e9), rel=0.02)       # peak x bytes a weight / (2 x bandwidth)
+    more = [s.decode_s(2 * batch, 512) / s.decode_s(batch, 512) for batch in (at, at - 1)]
+    assert 1.05 * more[0] >= 2 and 1.05 * more[1] < 2
+    assert found["batch_compute"] == pytest.approx(2e12 * 2 / (2 * 100e9), rel=0.02)      # peak x w / (2 x bandwidth)
 
 
 def test_a_window_keeps_the_cache_below_the_weights() -> None:

@@ -33,8 +33,8 @@ def test_coefficients_agree_with_the_count(rows: list[tuple[int, int]], window: 
 def fake(start: int, tokens: int, prompt: int) -> Any:
     from ridgeline.decoding.base import Sample
 
-    return SimpleNamespace(placement=SimpleNamespace(start=start), count=tokens, last=True, seq=SimpleNamespace(prompt_len=prompt),
-                           run=SimpleNamespace(want=(Sample(),)))
+    return SimpleNamespace(placement=SimpleNamespace(start=start), count=tokens, last=True,
+                           seq=SimpleNamespace(prompt_len=prompt), run=SimpleNamespace(want=(Sample(),)))
 
 
 def test_the_bottleneck_by_stage() -> None:

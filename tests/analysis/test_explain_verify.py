@@ -53,7 +53,7 @@ def test_every_lever_of_the_engine_runs(tmp_path) -> None:
     llm = LLM(folder, **config)
     resolved = EngineConfig.of(config)
     subject = Subject(spec_of(llm.loaded, describe(folder, resolved), resolved), MACHINE, 128)
-    found: Findings = explain(subject, Question(1, 64, 16), llm=llm, model={"name": "tiny"})
+    found: Findings = explain(subject, Question(1, 140, 16), llm=llm, model={"name": "tiny"})
     verify.verify(found, llm, folder, config, rounds=5)
     verified = {v["lever"].split(":")[0].split(" ")[0]: v for v in found.result["verification"]}
     assert {"batch", "weights", "KV", "prefix", "speculation", "chunks"} <= set(verified)

@@ -20,14 +20,16 @@ def span(name: str, start: float, end: float, component: bool = False) -> Span:
 
 
 def made_up() -> list[Span]:
-    """A request that arrives at 10 ms: 2 ms of tokenising, 3 ms in the queue, a step of 20 ms, 1 ms of nothing, one of 10 ms."""
+    """A request that arrives at 10 ms: 2 ms of tokenising, 3 in the queue, a step of 20, 1 of nothing, a step of 10."""
     run = Run()
     run._spans = [
         span("tokenise", 10, 12),
-        span("step", 15, 35), span("engine", 15, 34), span("schedule", 15, 16), span("execute", 16, 33), span("forward", 17, 31),
+        span("step", 15, 35), span("engine", 15, 34), span("schedule", 15, 16), span("execute", 16, 33),
+        span("forward", 17, 31),
         span("mlp.up", 17, 25, True), span("mlp.down", 26, 31, True), span("choose", 31, 33), span("head", 31, 32, True),
         span("detokenise", 34, 35),
-        span("step", 36, 46), span("engine", 36, 46), span("schedule", 36, 37), span("execute", 39, 46), span("forward", 39, 45),
+        span("step", 36, 46), span("engine", 36, 46), span("schedule", 36, 37), span("execute", 39, 46),
+        span("forward", 39, 45),
         span("mlp.up", 39, 45, True), span("choose", 45, 46)]
     return run.spans()
 

@@ -8,18 +8,19 @@ import pytest
 from conftest import Run
 
 from explain_kit import MACHINE
-from ridgeline.analysis import calibration
+from ridgeline.analysis import this_machine
 
 STAGE = {"stage", "batch", "context", "tokens", "flops", "bytes", "intensity", "ridge", "bound", "predicted_s", "measured_s",
          "share_of_roof", "components"}
-COMPONENT = {"component", "flops", "bytes", "intensity", "ridge", "bound", "roof_s", "predicted_s", "measured_s", "share_of_roof"}
+COMPONENT = {"component", "flops", "bytes", "intensity", "ridge", "bound", "roof_s", "predicted_s", "measured_s",
+             "share_of_roof"}
 
 
 @pytest.fixture(autouse=True)
 def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibration takes seconds and is tested by itself."""
-    monkeypatch.setattr(calibration, "calibrate_for", lambda *_, **__: MACHINE)
-    monkeypatch.setattr(calibration, "bandwidth_now", lambda _: MACHINE.bandwidth)
+    monkeypatch.setattr(this_machine, "machine_for", lambda *_, **__: MACHINE)
+    monkeypatch.setattr(this_machine, "speed_of", lambda _: None)
 
 
 def test_the_object(run: Run, folder: Path) -> None:
@@ -45,12 +46,13 @@ def test_the_object(run: Run, folder: Path) -> None:
 def test_the_files(run: Run, folder: Path, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("r.html", "r.md", "r.json")]
     reports = [word for path in files for word in ("--report", path)]
-    ran = run("explain", folder, "--context", 32, "--output", 8, "--threads", 1, *reports, "--perfetto", tmp_path / "trace.json")
+    trace = tmp_path / "trace.json"
+    ran = run("explain", folder, "--context", 32, "--output", 8, "--threads", 1, *reports, "--perfetto", trace)
     assert ran.code == 0, ran.err
     assert "decode, by component" in ran.out and "levers" in ran.out and "where the time goes" in ran.out
     assert files[0].read_text().startswith("<!doctype html>") and files[1].read_text().startswith("# Explain: ")
     assert json.loads(files[2].read_text())["kind"] == "ridgeline explain"
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events = json.loads(trace.read_text())["traceEvents"]
     assert {"step", "forward", "attention.core", "mlp.down"} <= {e["name"] for e in events}
 
 
@@ -61,7 +63,7 @@ def test_the_files(run: Run, folder: Path, tmp_path: Path) -> None:
     (["-tp", 2], "it plans for a machine that --hardware names"),
     (["--hardware", "H100", "--verify"], "--verify measures on this machine"),
     (["--hardware", "H1000"], "H1000"),
-    (["--batch", 600], "a pass has at most 512 rows"),
+    (["--batch", 600, "--context", 8, "--output", 8], "a pass has at most 512 rows"),
 ])
 def test_mistakes_are_one_line(run: Run, folder: Path, arguments: list[object], message: str) -> None:
     ran = run("explain", folder, *arguments)

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from browser_kit import CHROMIUM, Browser
 
+from browser_kit import CHROMIUM, Browser
 from ridgeline import LLM
 from server_kit import Running, until
 from tiny_checkpoint import write_checkpoint

@@ -64,11 +64,11 @@ def larger_batch(subject: Subject, q: Question) -> Iterator[Advice]:
     before, after = subject.decode_s(q.batch, q.context), subject.decode_s(batch, q.context)
     gain = BATCHED * before / after
     need = subject.memory_bytes(batch, q.context + q.output)
-    weights = _share(subject, q, "weight_bytes")
+    held, weights = subject.memory_bytes(q.batch, q.context + q.output), _share(subject, q, "weight_bytes")
     short = "" if need <= subject.hardware.memory_bytes else "; it does not fit the memory"
     yield Advice(f"batch {q.batch} -> {batch}", THROUGHPUT, gain,
                  f"weights are {weights:.0%} of the bytes of a step and are read once for all sequences",
-                 f"ITL x{after / before:.2f}, {_size(need - subject.memory_bytes(q.batch, q.context + q.output))} more of cache{short}",
+                 f"ITL x{after / before:.2f}, {_size(need - held)} more of cache{short}",
                  verify="batch", options={"batch": batch})
 
 
@@ -79,15 +79,16 @@ def weight_types(subject: Subject, q: Question) -> Iterator[Advice]:
         smaller = spec.weight_bytes < 0.98 * subject.spec.weight_bytes
         floats = any(k in ("f32", "f16", "bf16") for k in held)
         if not smaller:
-            yield Advice(f"weights {name}", ITL, 1.0, f"weights are stored in {', '.join(sorted(held))} already: {name} is no smaller",
-                         "none", kind="model")
+            yield Advice(f"weights {name}", ITL, 1.0,
+                         f"weights are stored in {', '.join(sorted(held))} already: {name} is no smaller", "none", kind="model")
             continue
         gain = subject.decode_s(q.batch, q.context) / subject.other(spec=spec).decode_s(q.batch, q.context)
         saved = subject.spec.weight_bytes - spec.weight_bytes
         yield Advice(f"weights {name}", ITL, gain,
                      f"{_size(subject.spec.weight_bytes)} of weights become {_size(spec.weight_bytes)}; they are "
                      f"{_share(subject, q, 'weight_bytes'):.0%} of the bytes of a step", f"quality; {_size(saved)} less memory",
-                     verify="quantization" if floats else None, options={"quantization": name}, kind="setting" if floats else "model")
+                     kind="setting" if floats else "model", verify="quantization" if floats else None,
+                     options={"quantization": name})
 
 
 def kv_cache(subject: Subject, q: Question) -> Iterator[Advice]:
@@ -96,8 +97,9 @@ def kv_cache(subject: Subject, q: Question) -> Iterator[Advice]:
         return
     other = subject.other(spec=replace(subject.spec, kv_dtype="int8"))
     gain = subject.decode_s(q.batch, q.context) / other.decode_s(q.batch, q.context)
+    saved = subject.cache_bytes(q.batch, q.context) - other.cache_bytes(q.batch, q.context)
     yield Advice("KV cache int8", ITL, gain, f"keys and values are {_share(subject, q, 'kv_bytes'):.0%} of the bytes of a step",
-                 f"quality; {_size(subject.cache_bytes(q.batch, q.context) - other.cache_bytes(q.batch, q.context))} less memory",
+                 f"quality; {_size(saved)} less memory",
                  verify="kv_cache_dtype")
 
 
@@ -106,8 +108,9 @@ def prefix_cache(subject: Subject, q: Question) -> Iterator[Advice]:
     if not shared:
         return
     gain = subject.prefill_s(q.context) / subject.prefill_s(q.context - shared, start=shared)
-    yield Advice("prefix cache", TTFT, gain, f"where {shared} of {q.context} prompt tokens were seen before, only the others are "
-                 "computed", "none: pages are kept as long as nobody needs them", verify="prefix", options={"shared": shared})
+    yield Advice("prefix cache", TTFT, gain,
+                 f"where {shared} of {q.context} prompt tokens were seen before, only the others are computed",
+                 "none: pages are kept as long as nobody needs them", verify="prefix", options={"shared": shared})
 
 
 def chunk_size(subject: Subject, q: Question) -> Iterator[Advice]:
@@ -121,8 +124,8 @@ def chunk_size(subject: Subject, q: Question) -> Iterator[Advice]:
     stall = {c: subject.other(chunk=c).prefill_s(min(c, q.context)) for c in (subject.chunk, best)}
     yield Advice(f"chunks of {best} rows", TTFT, now / others[best],
                  f"a prompt of {q.context} tokens takes {passes[best]} passes instead of {passes[subject.chunk]}",
-                 f"sequences that decode wait {stall[best] * 1e3:.0f} instead of {stall[subject.chunk] * 1e3:.0f} ms for a full "
-                 "chunk",
+                 f"sequences that decode wait {stall[best] * 1e3:.0f} instead of {stall[subject.chunk] * 1e3:.0f} ms for a "
+                 "full chunk",
                  verify="chunk", options={"chunk": best})
 
 
@@ -142,15 +145,16 @@ def other_attention(subject: Subject, q: Question) -> Iterator[Advice]:
         yield Advice("GQA with fewer KV heads", ITL, 1.0, "the model has one KV head already", "another model", kind="model")
     for name, kept in (("MLA with a latent of an eighth", 1 / 8), ("linear attention or SSM in 3 of 4 layers", 1 / 4)):
         gain = now / (now - (1 - kept) * _kv_seconds(subject, q))
-        yield Advice(name, ITL, gain, f"reading {share:.0%} of the bytes of a step shrinks to {share * kept:.0%}", "another model",
-                     kind="model")
+        yield Advice(name, ITL, gain, f"reading {share:.0%} of the bytes of a step shrinks to {share * kept:.0%}",
+                     "another model", kind="model")
 
 
 def prompt_compression(subject: Subject, q: Question) -> Iterator[Advice]:
     kept = max(1, int(q.context / COMPRESSION))
     gain = subject.prefill_s(q.context) / subject.prefill_s(kept)
+    longer = subject.decode_s(q.batch, kept) / subject.decode_s(q.batch, q.context)
     yield Advice(f"prompt compression {COMPRESSION:.0f}x", TTFT, gain,
-                 f"{kept} instead of {q.context} prompt tokens; ITL x{subject.decode_s(q.batch, kept) / subject.decode_s(q.batch, q.context):.2f}",
+                 f"{kept} instead of {q.context} prompt tokens; ITL x{longer:.2f}",
                  "quality, and the time of the compressor, which is not counted", kind="model")
 
 
@@ -158,28 +162,30 @@ def diffusion(subject: Subject, q: Question, block: int = 32, committed: float =
     """Denoising passes over a block; published block-diffusion models commit two to four tokens a pass."""
     now, one = subject.decode_s(q.batch, q.context), subject.decode_s(q.batch, q.context, drafts=block - 1)
     yield Advice(f"block diffusion, blocks of {block}", ITL, committed * now / one,
-                 f"a pass over {block} rows takes {one / now:.2f} times a decoding step; taken to commit {committed:.0f} tokens, it "
-                 f"pays from {one / now:.1f} on", "another model", kind="model")
+                 f"a pass over {block} rows takes {one / now:.2f} times a decoding step; taken to commit {committed:.0f} "
+                 f"tokens, it pays from {one / now:.1f} on", "another model", kind="model")
 
 
 def speculation(subject: Subject, q: Question, tokens_per_pass: float, drafted: float, drafts: int,
                 seconds: Mapping[int, float] | None = None) -> Advice:
-    """n-gram look-up: tokens_per_pass and drafted: means measured on a text; drafts: most in a pass; seconds: measured t(rows) of a
-    step with so many rows of each sequence, predicted where it is missing."""
+    """n-gram look-up. tokens_per_pass, drafted: means measured on a text; drafts: most in a pass; seconds: measured, of a step
+    with so many rows of each sequence, predicted where missing."""
     one, many = ((seconds or {}).get(rows) or subject.decode_s(q.batch, q.context, rows - 1) for rows in (1, 1 + drafts))
     mean = one + (many - one) * drafted / drafts
     return Advice(f"speculation: n-gram, {drafts} drafts", ITL, tokens_per_pass * one / mean,
-                  f"{tokens_per_pass:.2f} tokens a pass on the sample text, and a pass with {drafts} drafts takes {many / one:.2f} times "
-                  "one without", "none: the output is the same", verify="ngram", options={"drafts": drafts})
+                  f"{tokens_per_pass:.2f} tokens a pass on the sample text, and a pass with {drafts} drafts takes "
+                  f"{many / one:.2f} times one without", "none: the output is the same", verify="ngram",
+                  options={"drafts": drafts})
 
 
 def pruned_head(subject: Subject, q: Question, scored: float) -> Iterator[Advice]:
-    """The engine prunes by itself where it pays; the gain is over reading the whole head. scored: share of its rows that had to be
-    scored exactly."""
+    """The engine prunes by itself where it pays; the gain is over reading the whole head. scored: share of its rows that had
+    to be scored exactly."""
     if subject.head_share == 1:
         return
     gain = subject.other(head_share=1.0).decode_s(q.batch, q.context) / subject.decode_s(q.batch, q.context)
-    yield Advice("pruned head (on already)", ITL, gain, f"half of each weight is enough for {1 - scored:.0%} of the head's rows",
+    yield Advice("pruned head (on already)", ITL, gain,
+                 f"half of each weight is enough for {1 - scored:.0%} of the head's rows",
                  "none: the token is the same", verify="pruned_head")
 
 
@@ -188,7 +194,8 @@ def tensor_parallel(subject: Subject, q: Question, devices: int = 2) -> Iterator
     if subject.spec.parallel > 1:
         return
     if subject.hardware.link_bandwidth is None:
-        yield Advice(name, ITL, 1.0, f"{subject.hardware.name} has no second device that a link leads to", cost, kind="hardware")
+        yield Advice(name, ITL, 1.0, f"{subject.hardware.name} has no second device that a link leads to", cost,
+                     kind="hardware")
         return
     try:
         other = subject.other(spec=sharded(subject.spec, devices))
@@ -196,8 +203,8 @@ def tensor_parallel(subject: Subject, q: Question, devices: int = 2) -> Iterator
         yield Advice(name, ITL, 1.0, str(error), cost, kind="hardware")
         return
     gain = subject.decode_s(q.batch, q.context) / other.decode_s(q.batch, q.context)
-    yield Advice(name, ITL, gain, f"each device reads {_size(other.spec.weight_bytes)} of {_size(subject.spec.weight_bytes)} of weights",
-                 cost, kind="hardware")
+    each, whole = _size(other.spec.weight_bytes), _size(subject.spec.weight_bytes)
+    yield Advice(name, ITL, gain, f"each device reads {each} of {whole} of weights", cost, kind="hardware")
 
 
 def other_hardware(subject: Subject, q: Question, machines: Sequence[Hardware]) -> list[Advice]:
@@ -211,7 +218,7 @@ def _machines(subject: Subject, q: Question, machines: Sequence[Hardware]) -> It
     for machine in machines:
         how: dict[str, Any] = {"kernels": "fused", "stream": 2, "precision": "bfloat16"} if machine.device == "gpu" else {
             "kernels": "native", "stream": 4, "precision": "int8"}
-        other = subject.other(hardware=machine, bandwidth=None, spec=replace(subject.spec, **how))
+        other = subject.other(hardware=machine, now=None, spec=replace(subject.spec, **how))
         if machine.memory_bytes < other.memory_bytes(q.batch, q.context + q.output):
             continue
         step = other.decode_s(q.batch, q.context)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ridgeline.analysis import sweeps, waterfall
@@ -23,6 +23,7 @@ MEASURED_BATCHES = (1, 8, 32)  # of the sweep, beside the asked one
 MEASURED_CONTEXTS = (128, 2048)
 SAMPLE_S = 15.0                # of prefill in the sample run
 DRAFTS = 4
+SLOWED = 0.8                   # of the speed at calibration: below it, that is said
 BUSY = 0.5                     # load average above which something else is measured as well
 Progress = Callable[[str], None]
 
@@ -62,7 +63,7 @@ def explain(subject: Subject, question: Question, *, llm: LLM | None = None, mac
     result = {
         "kind": KIND, "version": VERSION, "model": model, "hardware": subject.hardware.as_json(),
         "settings": {"batch": q.batch, "context": q.context, "output": q.output, "chunk": subject.chunk,
-                     "bandwidth_now": subject.bandwidth, "head_share": subject.head_share,
+                     "now": None if subject.now is None else asdict(subject.now), "head_share": subject.head_share,
                      "measured": llm is not None},
         "stages": stages,
         "waterfall": found.sample.request.as_json() if found.sample else None,
@@ -77,8 +78,8 @@ def explain(subject: Subject, question: Question, *, llm: LLM | None = None, mac
 
 @dataclass
 class Measurements:
-    """prefill: of each pass; head_share: of the head's bytes that a step of a row or two reads; head_s: seconds of the head in the
-    sample's steps, None where it is read whole; head_saved_s: by how much that is less than with random rows."""
+    """prefill: of each pass; head_share: of the head's bytes that a step of a row or two reads; head_s: seconds of the head in
+    the sample's steps, None where it is read whole; head_saved_s: by how much that is less than with random rows."""
 
     prefill: list[Measured] = field(default_factory=list)
     decode: Measured | None = None
@@ -151,7 +152,8 @@ def _own_levers(llm: LLM, subject: Subject, q: Question, found: Measurements) ->
         if q.batch * rows <= llm.config.max_num_batched_tokens:
             step = measure(llm, decode(q.context, batch=q.batch, drafts=rows - 1), repeats=REPEATS, events=False).step_s
             seconds[rows] = step - (found.head_saved_s if q.batch * rows <= MOST_PRUNED else 0.0)
-    return [speculation(subject, q, tokens_per_pass, drafted, DRAFTS, seconds), *pruned_head(subject, q, found.sample.head_scored)]
+    return [speculation(subject, q, tokens_per_pass, drafted, DRAFTS, seconds),
+            *pruned_head(subject, q, found.sample.head_scored)]
 
 
 def _memory(subject: Subject, q: Question) -> dict[str, Any]:
@@ -164,20 +166,23 @@ def _memory(subject: Subject, q: Question) -> dict[str, Any]:
 def badges(result: dict[str, Any]) -> list[tuple[str, str]]:
     """(grade, sentence): what speaks for and against these figures."""
     found: list[tuple[str, str]] = []
+    now = result["settings"]["now"]
     hardware, falls = result["hardware"], {"request": result["waterfall"], **result["step_waterfalls"]}
     if not result["memory"]["fits"]:
         found.append(("invalid", f"it does not fit: {result['memory']['missing'] / 1e9:.1f} GB of memory are missing"))
     if not result["settings"]["measured"]:
-        found.append(("caution", "nothing was measured: predicted from " + ("the calibration of this machine" if hardware["curves"]
-                                 else "peaks and bandwidth of data sheets, at the roof")))
+        found.append(("caution", "nothing was measured: predicted from peaks and bandwidths of data sheets, at the roof"))
         return found
     if hardware["load"] > BUSY:
         found.append(("caution", f"the machine was busy when it was calibrated (load average {hardware['load']:.1f})"))
+    if now is not None and min(now.values()) < SLOWED:
+        found.append(("caution", f"the machine is slower than when it was calibrated: {now['memory']:.0%} of its reading, "
+                                 f"{now['compute']:.0%} of its computing; predictions follow"))
     for name, fall in falls.items():
         if fall is not None:
             share = abs(fall["residual_share"])
             found.append(("valid" if share <= waterfall.MOST_RESIDUAL else "invalid",
-                          f"waterfall of {_a(name)}: {fall['residual_share']:+.1%} of {fall['wall_s'] * 1e3:.1f} ms have no name"))
+                          f"waterfall of {_a(name)}: {fall['residual_share']:+.1%} of {_ms(fall['wall_s'])} have no name"))
     for one in result["stages"]:
         if one["measured_s"]:
             error = one["predicted_s"] / one["measured_s"] - 1
@@ -201,13 +206,14 @@ def verdict(result: dict[str, Any]) -> str:
         how = "measured" if one["measured_s"] else "predicted"
         at = f"batch {one['batch']}, context {one['context']:,}"
         what = f"{one['stage']} ({at})" if one["stage"] == "decode" else f"{one['stage']} of {one['tokens']:,} tokens"
-        parts.append(f"{what} is bound by {BOUNDS.get(one['bound'], one['bound'])}: {_ms(seconds)} {how}, {roof:.0%} of the roof's speed")
+        parts.append(f"{what} is bound by {BOUNDS[one['bound']]}: {_ms(seconds)} {how}, {roof:.0%} of the roof's speed")
     best = next((a for a in result["advice"] if a["pays"] and a["kind"] == "setting"), None)
     text = "; ".join(parts)
     text = text[0].upper() + text[1:]
-    if not result["memory"]["fits"]:
-        return (f"It does not fit: weights and cache need {result['memory']['total'] / 1e9:.1f} GB, {result['hardware']['name']} has "
-                f"{result['memory']['available'] / 1e9:.1f} GB, {result['memory']['missing'] / 1e9:.1f} GB are missing. If it did: {text}.")
+    memory = result["memory"]
+    if not memory["fits"]:
+        return (f"It does not fit: weights and cache need {memory['total'] / 1e9:.1f} GB, {result['hardware']['name']} has "
+                f"{memory['available'] / 1e9:.1f} GB, {memory['missing'] / 1e9:.1f} GB are missing. If it did: {text}.")
     return text + (f". The most there is to gain by a setting: {best['lever']}, {best['metric']} x{best['predicted_gain']:.2f}."
                    if best else ". No setting of the engine would help.")
 

@@ -47,8 +47,9 @@ class Coefficients:
         groups: dict[int | None, list[Attention]] = {}
         for a in spec.attention_layers():
             groups.setdefault(a.window, []).append(a)
-        windows = tuple(Window(most, sum(4 * a.heads * a.head_dim for a in found), sum(a.kv_bytes(spec.kv_dtype) for a in found))
-                        for most, found in groups.items())
+        windows = tuple(
+            Window(most, sum(4 * a.heads * a.head_dim for a in found), sum(a.kv_bytes(spec.kv_dtype) for a in found))
+            for most, found in groups.items())
         return cls(2 * sum(m.parameters for m in spec.matrices), 2 * spec.head.parameters, sum(m.nbytes for m in spec.matrices),
                    spec.head.nbytes, windows)
 
@@ -102,7 +103,7 @@ class Meter:
         found["overhead"] += seconds - roof
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """Of each stage that ran, the share of its recent time that each kind of limit explains; overhead: time above the roof."""
+        """Of each stage that ran, the share of its recent time that each kind of limit explains; overhead: above the roof."""
         shown = {}
         for stage, found in self._seconds.items():
             total = sum(found.values())

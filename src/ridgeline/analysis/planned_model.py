@@ -17,7 +17,8 @@ from ridgeline.loading import build, open_model, survey
 def planned(name: str, config: EngineConfig, machine: Hardware, devices: int) -> tuple[Spec, dict[str, Any]]:
     """The share of one of `devices`, and facts about the whole model for the report.
 
-    Weights are planned as they are stored; those of a bare config.json in 16 bits, or as the configuration's `quantization` says.
+    Weights are planned as they are stored; those of a bare config.json in 16 bits, or as the configuration's `quantization`
+    says.
     raises what opening a model raises, UnsupportedModel, and ConfigError where layers cannot be cut into so many parts.
     """
     opened = open_model(name, config)

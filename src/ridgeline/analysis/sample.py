@@ -20,8 +20,8 @@ LONGEST, SHORTEST = 4, 1       # of the n-gram strategy's look-up, its defaults
 
 @dataclass
 class Sample:
-    """request, steps ("prefill", "decode"): waterfalls; prompt, answer: token ids; spans: of the whole run; head_scored: share of
-    the head's rows that were scored exactly, 1 where it is not pruned; batch: requests that ran."""
+    """request, steps ("prefill", "decode"): waterfalls; prompt, answer: token ids; spans: of the whole run; head_scored: share
+    of the head's rows that were scored exactly, 1 where it is not pruned; batch: requests that ran."""
 
     request: waterfall.Waterfall
     steps: dict[str, waterfall.Waterfall]

@@ -1,4 +1,4 @@
-"""Prefill and decode, component by component: operations, bytes, what bounds them, predicted and measured time, share of the roof."""
+"""Prefill and decode, component by component: operations, bytes, what bounds them, predicted and measured time, the roof."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

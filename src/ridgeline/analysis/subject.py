@@ -6,40 +6,41 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.analysis.cost import count
-from ridgeline.analysis.hardware import Hardware
+from ridgeline.analysis.hardware import Hardware, Speed
 from ridgeline.analysis.predict import Predicted, predict
 from ridgeline.analysis.spec import Spec
 from ridgeline.analysis.work import Rows, Step, decode
 
 CHUNK = 512                  # rows of a pass, the engine's default
 MOST_PRUNED = 2              # rows of a step up to which the engine prunes a head
-HIGH, LOW = 18 / 34, 16 / 34  # bytes of a head in Q8_0: scales and high halves of its codes, which are always read, and the low ones
+HIGH, LOW = 18 / 34, 16 / 34  # of the bytes of a head in Q8_0: scales and high halves, which are always read; low halves
 
 
 @dataclass(frozen=True)
 class Subject:
-    """chunk: most rows of a pass; bandwidth: bytes a second that the machine reads now, None: as it was calibrated; head_share: of
+    """chunk: most rows of a pass; now: how fast the machine is, None: as when it was calibrated; head_share: of
     the head's bytes that a step with a row or two reads, below 1 where the head is pruned."""
 
     spec: Spec
     hardware: Hardware
     chunk: int = CHUNK
-    bandwidth: float | None = None
+    now: Speed | None = None
     head_share: float = 1.0
 
     def other(self, **changes: object) -> Subject:
-        """The same with another spec, hardware, chunk or bandwidth."""
+        """The same with another spec, hardware, chunk or speed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def predict(self, step: Step) -> list[Predicted]:
         """The works of a pass, and on a calibrated machine what the engine adds to it."""
-        return [self._pruned(p) for p in predict(count(self.spec, step), self.hardware, bandwidth=self.bandwidth)]
+        return [self._pruned(p) for p in predict(count(self.spec, step), self.hardware, now=self.now)]
 
     def _pruned(self, p: Predicted) -> Predicted:
         work = p.work
         if self.head_share == 1 or work.component != "head" or work.rows > MOST_PRUNED:
             return p
-        return Predicted(replace(work, weight_bytes=round(work.weight_bytes * self.head_share)), p.seconds * self.head_share, p.bound)
+        work = replace(work, weight_bytes=round(work.weight_bytes * self.head_share))
+        return Predicted(work, p.seconds * self.head_share, p.bound)
 
     def step_s(self, step: Step) -> float:
         return sum(p.seconds for p in self.predict(step))
@@ -57,7 +58,7 @@ class Subject:
         return self.spec.weight_bytes + self.cache_bytes(batch, positions)
 
     def cache_bytes(self, batch: int, positions: int) -> int:
-        return batch * (positions * self.spec.kv_bytes_per_token() + state_bytes(self.spec))
+        return batch * (positions * self.spec.kv_bytes_per_token() + self.spec.state_bytes())
 
 
 def spec_json(spec: Spec) -> dict[str, Any]:
@@ -65,12 +66,6 @@ def spec_json(spec: Spec) -> dict[str, Any]:
     kinds = dict.fromkeys(m.kind for m in (*spec.matrices, spec.embed, spec.head))
     return {"parameters": spec.parameters, "weight_bytes": spec.weight_bytes, "weight_types": list(kinds),
             "kv_cache_dtype": spec.kv_dtype}
-
-
-def state_bytes(spec: Spec) -> int:
-    """Of the recurrent state of one sequence."""
-    found = getattr(spec, "state_bytes", None)
-    return int(found()) if callable(found) else 0
 
 
 def chunks(tokens: int, chunk: int, *, start: int = 0, prompts: int = 1) -> list[list[Rows]]:

@@ -15,7 +15,8 @@ LARGEST_BATCH, LARGEST_CONTEXT = 1 << 10, 1 << 24      # beyond which nothing is
 STOPS = 0.05                   # batching stops helping where doubling it gives less than a twentieth more tokens a second
 
 
-def sweep(subject: Subject, *, batch: int, context: int, output: int, longest: int | None = None) -> dict[str, list[dict[str, Any]]]:
+def sweep(subject: Subject, *, batch: int, context: int, output: int,
+          longest: int | None = None) -> dict[str, list[dict[str, Any]]]:
     """Rows over batch at this context and over context at this batch, predicted. longest: positions of the model."""
     batches = sorted({*BATCHES, batch})
     most = longest or subject.spec.max_context or max(CONTEXTS) + output
@@ -40,12 +41,12 @@ def limits(subject: Subject, *, batch: int, context: int, output: int) -> dict[s
 
     batch_compute: from which batch on a decoding step computes its linear layers for longer than it reads their weights;
     batch_kv: from which on it reads more keys and values than weights; batch_memory: sequences that fit the memory;
-    batch_stops: from which on doubling gives less than a twentieth more tokens a second; kv_overtakes_context: from which context
-    on, at this batch, keys and values outweigh the weights that a step reads.
+    batch_stops: from which on doubling gives less than a twentieth more tokens a second; kv_overtakes_context: from which
+    context on, at this batch, keys and values outweigh the weights that a step reads.
     """
     cache = subject.cache_bytes(1, context + output)
     room = subject.hardware.memory_bytes - subject.spec.weight_bytes
-    alone = count(subject.spec, decode(context))             # a step of B sequences computes and reads B times as much, but weights
+    alone = count(subject.spec, decode(context))         # a step of B sequences is B times as much, weights apart
     sums, linear = totals(alone), [w for w in alone if w.kind == "linear"]
     computing = sum(w.flops / subject.hardware.peak(w.compute) for w in linear)
     reading = sum(w.weight_bytes for w in linear) / subject.hardware.bandwidth

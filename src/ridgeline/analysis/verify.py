@@ -48,11 +48,12 @@ class Bench:
         return LLM(self.model, progress=False, **{**self.config, **changes})
 
     def decoding(self, llm: LLM, batch: int | None = None, strategy: str | None = None) -> float:
-        """Seconds a token, all sequences together, from when the last of them has begun until the first one ends. The prompts are
-        text, and come from the prefix cache after the first run."""
+        """Seconds a token, all sequences together, from when the last of them has begun until the first one ends. The prompts
+        are text, and come from the prefix cache after the first run."""
         q = self.question
         batch = q.batch if batch is None else batch
-        if batch > llm.config.max_num_seqs or batch * (q.context + q.output) > llm.engine.store.num_pages * llm.config.block_size:
+        room = llm.engine.store.num_pages * llm.config.block_size
+        if batch > llm.config.max_num_seqs or batch * (q.context + q.output) > room:
             raise ConfigError(f"{batch} sequences of {q.context + q.output} positions do not fit this configuration")
         if batch not in self.texts:
             self.texts[batch] = prompts(llm, batch, q.context)
@@ -132,8 +133,8 @@ def summary(verified: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     ran = [v for v in verified if "skipped" not in v]
     right, close = sum(v["sign_right"] for v in ran), sum(v["close"] for v in ran)
     grade = "valid" if ran and right == len(ran) and 4 * close >= 3 * len(ran) else "caution"
-    return grade, (f"{len(ran)} levers tried: {right} went the way that was predicted, {close} within {CLOSE:.0%} of the predicted "
-                   "gain")
+    return grade, (f"{len(ran)} levers tried: {right} went the way that was predicted, {close} within {CLOSE:.0%} of the "
+                   "predicted gain")
 
 
 def _batch(bench: Bench, advice: Advice) -> tuple[Side, Side]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ridgeline.analysis.stamps import Span
@@ -75,7 +76,7 @@ def of_request(spans: Sequence[Span], metrics: RequestMetrics) -> Waterfall:
         if not name:
             name = "prefill" if span.start_ns < first else f"decode: {span.name}"
         parts[name] = parts.get(name, 0.0) + span.own_ns / 1e9
-    parts["idle"] = sum(max(0, after.start_ns - before.end_ns) for before, after in zip(served, served[1:])) / 1e9
+    parts["idle"] = sum(max(0, after.start_ns - before.end_ns) for before, after in pairwise(served)) / 1e9
     return Waterfall(_ordered(parts), (served[-1].end_ns - arrival) / 1e9)
 
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ridgeline.llm import LLM
 
 REPORTS = (".html", ".md", ".json")
+WEIGHTS = ("*.safetensors", "*.gguf")
 PLANNED_CHUNK = 8192           # rows of a pass on an accelerator, unless told
 MOST_BATCH = 32                # sequences that sweeps are measured with, where the cache has room
 
@@ -32,14 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, default=1, metavar="N", help="sequences that decode together (default 1)")
     add("--context", type=int, default=512, metavar="N", help="tokens of a prompt (default 512)")
     add("--output", type=int, default=128, metavar="N", help="tokens of an answer (default 128)")
-    add("--hardware", metavar="NAME", help="plan for this machine, from data sheets, without loading the model; `list` names them")
-    add("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N", help="with --hardware: devices that share each layer")
+    add("--hardware", metavar="NAME", help="plan for a machine by its data sheet, without loading the model; `list` names them")
+    add("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N",
+        help="with --hardware: devices that share each layer")
     add("--verify", action="store_true", help="apply each lever that the engine has and measure it: interleaved A/B runs")
     add("--rounds", type=int, default=9, metavar="N", help="of each A/B run of --verify (default 9)")
     add("--recalibrate", action="store_true", help="measure this machine again instead of using what is known of it")
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one object")
-    add("--report", action="append", default=[], metavar="FILE", help="also write it to a .html, .md or .json file (repeatable)")
+    add("--report", action="append", default=[], metavar="FILE",
+        help="also write it to a .html, .md or .json file (repeatable)")
     add("--perfetto", metavar="FILE", help="write the spans of the sample request, for ui.perfetto.dev or chrome://tracing")
     add_shape_arguments(parser)
     add = parser.add_argument_group("engine").add_argument
@@ -76,7 +80,8 @@ def _check(options: argparse.Namespace) -> None:
         if Path(path).suffix not in REPORTS:
             raise ConfigError(f"--report is {path!r}; the name must end in {', '.join(REPORTS)}")
     if options.hardware is None and options.tensor_parallel_size > 1:
-        raise ConfigError(f"--tensor-parallel-size is {options.tensor_parallel_size}; it plans for a machine that --hardware names")
+        raise ConfigError(f"--tensor-parallel-size is {options.tensor_parallel_size}; it plans for a machine that --hardware "
+                          "names")
     for flag, given in (("--verify", options.verify), ("--perfetto", options.perfetto), ("--recalibrate", options.recalibrate)):
         if options.hardware is not None and given:
             raise ConfigError(f"{flag} measures on this machine, and --hardware {options.hardware} only plans for another one")
@@ -85,15 +90,16 @@ def _check(options: argparse.Namespace) -> None:
 def _measure(options: argparse.Namespace, question: Question) -> Findings:
     from ridgeline.analysis import verify
     from ridgeline.analysis.advise import BATCHED
-    from ridgeline.analysis.calibration import bandwidth_now, calibrate_for
     from ridgeline.analysis.explain import explain
     from ridgeline.analysis.read import spec_of
     from ridgeline.analysis.subject import Subject
+    from ridgeline.analysis.this_machine import machine_for, speed_of
     from ridgeline.cli.progress import bar, load_llm
     from ridgeline.config import EngineConfig
     from ridgeline.loading import activation_dtype, describe
 
-    config = {**engine_options(options), "enable_prefix_caching": True, "max_num_seqs": max(MOST_BATCH, BATCHED * options.batch)}
+    config = {**engine_options(options), "enable_prefix_caching": True,
+              "max_num_seqs": max(MOST_BATCH, BATCHED * options.batch)}
     resolved = EngineConfig.of({"progress": False, **config})
     shapes = describe(options.model, resolved)
     _check_context(question, shapes.model.config.max_model_len, resolved)
@@ -110,9 +116,10 @@ def _measure(options: argparse.Namespace, question: Question) -> Findings:
             count += 1
 
         progress("this machine")
-        hardware = calibrate_for(llm.loaded, precision=activation_dtype(resolved), recalibrate=options.recalibrate)
-        now = bandwidth_now(hardware) if llm.loaded.report is not None else None
-        subject = Subject(spec_of(llm.loaded, shapes, resolved), hardware, resolved.max_num_batched_tokens, now)
+        hardware = machine_for(llm.loaded, activation_dtype(resolved), recalibrate=options.recalibrate)
+        # Read whole here: the sample run tells how much of it pruning leaves out.
+        spec = replace(spec_of(llm.loaded, shapes, resolved), head_split=False)
+        subject = Subject(spec, hardware, resolved.max_num_batched_tokens, speed_of(hardware))
         findings = explain(subject, question, llm=llm, machines=_machines(), model=_model_json(llm, subject), progress=progress)
         if options.verify:
             verify.verify(findings, llm, options.model, config, rounds=options.rounds, progress=progress)
@@ -122,8 +129,8 @@ def _measure(options: argparse.Namespace, question: Question) -> Findings:
 def _check_context(question: Question, most: int, config: EngineConfig) -> None:
     need = question.context + question.output
     if need > most:
-        raise ConfigError(f"--context {question.context} with --output {question.output} needs {need} positions; the context of the "
-                          f"model is {most}")
+        raise ConfigError(f"--context {question.context} with --output {question.output} needs {need} positions; the context "
+                          f"of the model is {most}")
     if question.batch > config.max_num_batched_tokens:
         raise ConfigError(f"--batch is {question.batch}; a pass has at most {config.max_num_batched_tokens} rows "
                           "(--max-num-batched-tokens)")
@@ -190,7 +197,7 @@ def _plan(options: argparse.Namespace, question: Question) -> Findings:
     machine, devices = catalogue.hardware(options.hardware), options.tensor_parallel_size
     flags = engine_options(options)
     folder = Path(options.model)
-    if "load_format" not in flags and folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
+    if "load_format" not in flags and folder.is_dir() and not any(p for end in WEIGHTS for p in folder.glob(end)):
         flags["load_format"] = "dummy"
     config = EngineConfig.of({"progress": False, **flags})
     spec, model = planned(options.model, config, machine, devices)

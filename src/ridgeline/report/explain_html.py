@@ -29,8 +29,8 @@ def html(result: Mapping[str, Any]) -> str:
     for one in result["stages"]:
         name = f"{one['stage'].capitalize()}, by component"
         parts += [page.heading(name, 3), page.table(rows.component_rows(one), text=(), left=(1,))]
-    parts.append(page.paragraph(NOTE + " Numbers beside the dots are those of the tables; the area of a dot is its share of the time.",
-                                "soft"))
+    parts.append(page.paragraph(f"{NOTE} Numbers beside the dots are those of the tables; the area of a dot is its share of "
+                                "the time.", "soft"))
     if falls := _waterfalls(result):
         parts += [page.heading("Where the time goes"), page.charts(falls)]
     parts += [page.heading("Where things turn"), page.facts(rows.limit_rows(result))]

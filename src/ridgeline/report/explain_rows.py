@@ -20,11 +20,11 @@ def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not memory["fits"]:
         need += f"; {si(memory['missing'], 'B')} are missing"
     return [("machine", _machine(result["hardware"])),
-            ("model", f"{model['name']} ({model['format']}, {model['architecture']}): {si(model['parameters'])} parameters, weights "
-                      f"{', '.join(model['weight_types'])}; KV cache {model['kv_cache_dtype']}, "
+            ("model", f"{model['name']} ({model['format']}, {model['architecture']}): {si(model['parameters'])} parameters, "
+                      f"weights {', '.join(model['weight_types'])}; KV cache {model['kv_cache_dtype']}, "
                       f"{si(memory['kv_bytes_per_token'], 'B')} a token; {model['backend']}"),
-            ("asked", f"batch {settings['batch']}, context {settings['context']:,}, answers of {settings['output']:,} tokens, passes of "
-                      f"at most {settings['chunk']:,} rows"),
+            ("asked", f"batch {settings['batch']}, context {settings['context']:,}, answers of {settings['output']:,} tokens, "
+                      f"passes of at most {settings['chunk']:,} rows"),
             ("memory", need)]
 
 
@@ -39,9 +39,7 @@ def stage_rows(result: Mapping[str, Any]) -> Rows:
     """Two rows a stage: as executed, and in the chapter's counting (16 bits, every intermediate written)."""
     rows = [STAGE_HEAD]
     for one in result["stages"]:
-        rows.append([one["stage"], str(one["batch"]), f"{one['context']:,}", f"{one['tokens']:,}", si(one["flops"]), si(one["bytes"]),
-                     _intensity(one["intensity"]), _intensity(one["ridge"]), one["bound"], ms(one["roof_s"]), ms(one["predicted_s"]),
-                     ms(one["measured_s"]), share(one["share_of_roof"])])
+        rows.append([one["stage"], str(one["batch"]), f"{one['context']:,}", f"{one['tokens']:,}", *_figures(one)])
         chapter = one["chapter"]
         rows.append(["  chapter", "", "", "", si(chapter["flops"]), si(chapter["bytes"]), _intensity(chapter["intensity"]),
                      *[""] * 6])
@@ -51,10 +49,14 @@ def stage_rows(result: Mapping[str, Any]) -> Rows:
 def component_rows(stage: Mapping[str, Any]) -> Rows:
     rows = [COMPONENT_HEAD]
     for index, one in enumerate(stage["components"], 1):
-        rows.append([str(index), one["component"], str(one["layers"]), si(one["flops"]), si(one["bytes"]), _intensity(one["intensity"]),
-                     _intensity(one["ridge"]), one["bound"], ms(one["roof_s"]), ms(one["predicted_s"]), ms(one["measured_s"]),
-                     share(one["share_of_roof"]), share(one["share_of_time"])])
+        rows.append([str(index), one["component"], str(one["layers"]), *_figures(one), share(one["share_of_time"])])
     return rows
+
+
+def _figures(one: Mapping[str, Any]) -> list[str]:
+    """From FLOPs to the share of the roof."""
+    return [si(one["flops"]), si(one["bytes"]), _intensity(one["intensity"]), _intensity(one["ridge"]), one["bound"],
+            ms(one["roof_s"]), ms(one["predicted_s"]), ms(one["measured_s"]), share(one["share_of_roof"])]
 
 
 def waterfall_rows(result: Mapping[str, Any]) -> Rows:
@@ -79,8 +81,9 @@ def sweep_rows(result: Mapping[str, Any], key: str) -> Rows:
     """key: batch or context."""
     rows = [[key, "TTFT ms", "ITL ms", "measured", "tokens/s", "measured", "memory", "bound by", ""]]
     for row in result["sweeps"][key]:
-        rows.append([f"{row[key]:,}", ms(row["ttft_s"]), ms(row["itl_s"]), ms(row["measured_itl_s"]), number(row["tokens_per_s"]),
-                     number(row["measured_tokens_per_s"]), si(row["memory_bytes"], "B"), row["bound"], "" if row["fits"] else "does not fit"])
+        rows.append([f"{row[key]:,}", ms(row["ttft_s"]), ms(row["itl_s"]), ms(row["measured_itl_s"]),
+                     number(row["tokens_per_s"]), number(row["measured_tokens_per_s"]), si(row["memory_bytes"], "B"),
+                     row["bound"], "" if row["fits"] else "does not fit"])
     return rows
 
 
@@ -95,8 +98,10 @@ def limit_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("batching helps up to", told(found["batch_stops"], "a batch of more than 1,024")
          + f" sequences {at}: from there on twice as many give less than a twentieth more tokens a second (predicted)"),
-        ("compute roof", f"from batch {told(found['batch_compute'], 'never')} on, products compute longer than they read weights"),
-        ("KV roof", f"from batch {told(found['batch_kv'], 'never')} on, a step reads more keys, values and states than weights {at}"),
+        ("compute roof", f"from batch {told(found['batch_compute'], 'infinity')} on, products compute longer than they read "
+                         "weights"),
+        ("KV roof", f"from batch {told(found['batch_kv'], 'infinity')} on, a step reads more keys, values and states than "
+                    f"weights {at}"),
         ("memory", f"{told(found['batch_memory'], 'any number of')} sequences fit {at}"),
         ("KV overtakes the weights", "at no context" if found["kv_overtakes_context"] is None else
          f"from context {found['kv_overtakes_context']:,} on at batch {s['batch']}")]
@@ -106,8 +111,9 @@ def advice_rows(result: Mapping[str, Any]) -> Rows:
     rows = [["lever", "gains", "predicted", "realised", "95 % interval", "verdict", "costs", "because"]]
     for one in result["advice"]:
         interval = one["interval"]
-        rows.append([one["lever"], one["metric"], gain(one["predicted_gain"]), gain(one["verified_gain"]),
-                     "-" if interval is None else f"{gain(interval[0])} to {gain(interval[1])}", pays(one), one["cost"], one["reason"]])
+        within = "-" if interval is None else f"{gain(interval[0])} to {gain(interval[1])}"
+        rows.append([one["lever"], one["metric"], gain(one["predicted_gain"]), gain(one["verified_gain"]), within, pays(one),
+                     one["cost"], one["reason"]])
     return rows
 
 

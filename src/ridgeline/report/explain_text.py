@@ -8,14 +8,15 @@ from typing import Any
 from ridgeline.report import explain_rows as rows
 from ridgeline.report.text import Rows, markdown_table, table
 
-NOTE = ("FLOPs: two a multiply-add. roof: the least time, computing at the peak or reading at the bandwidth of the level that holds the "
-        "data. of roof: roof / measured. chapter: 16-bit weights and activations, every intermediate written. Formulas: "
-        "docs/explain.md.")
+NOTE = ("FLOPs: two a multiply-add. roof: the least time, computing at the peak or reading at the bandwidth of the level that "
+        "holds the data. of roof: roof / measured. chapter: 16-bit weights and activations, every intermediate written. "
+        "Formulas: docs/explain.md.")
 
 
 def text(result: Mapping[str, Any], width: int = 100) -> str:
     """The report at a terminal."""
-    wrapped = [(name, textwrap.wrap(told, max(40, width - 10), break_on_hyphens=False) or [""]) for name, told in rows.facts(result)]
+    room = max(40, width - 10)
+    wrapped = [(name, textwrap.wrap(told, room, break_on_hyphens=False) or [""]) for name, told in rows.facts(result)]
     parts = ["\n".join(f"{name if i == 0 else '':9} {line}" for name, lines in wrapped for i, line in enumerate(lines)),
              _table(rows.stage_rows(result))]
     for one in result["stages"]:
@@ -46,8 +47,8 @@ def _table(found: Rows, left: int = 1) -> str:
     if left == 1:
         return table([[*row, ""] for row in found])
     widths = [max(map(len, column)) for column in zip(*found)]
-    return "\n".join("  ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
-                     for row in found)
+    lines = [[cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))] for row in found]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def markdown(result: Mapping[str, Any]) -> str:

@@ -91,8 +91,8 @@ def table(rows: Sequence[Sequence[str]], *, text: Sequence[int] = (-1,), left: S
     wraps = {i % len(rows[0]) for i in text}
 
     def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f'<{tag}{" class=text" if i in wraps else " class=left" if i in left else ""}>{escape(cell)}</{tag}>'
-                                for i, cell in enumerate(cells)) + "</tr>"
+        kinds = [" class=text" if i in wraps else " class=left" if i in left else "" for i in range(len(cells))]
+        return "<tr>" + "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds)) + "</tr>"
 
     head, *body = rows
     return f'<div class="wide"><table>{row(head, "th")}{"".join(row(cells, "td") for cells in body)}</table></div>'

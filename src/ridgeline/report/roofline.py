@@ -90,7 +90,7 @@ def _peak(plot: Plot, label: str, peak: float, fastest: float, taken: list[Box])
 
 
 def _numbers(plot: Plot, points: Sequence[Point], taken: list[Box]) -> None:
-    """The number of each component on its measured dot (predicted, where it was not measured), or beside it where there is room."""
+    """The number of each component on its measured dot (the predicted one, where there is none), or in a free place near it."""
     for point in sorted(points, key=lambda p: -p.share):
         speed = point.measured or point.predicted
         assert speed is not None

@@ -130,7 +130,8 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=("model_name",))
             counter.add_metric((self._model,), value)
             yield counter
-        bottleneck = GaugeMetricFamily("ridgeline:bottleneck", "Share of the recent time of a stage that a kind of limit explains.",
+        text = "Share of the recent time of a stage that a kind of limit explains."
+        bottleneck = GaugeMetricFamily("ridgeline:bottleneck", text,
                                        labels=("model_name", "stage", "kind"))
         for stage, found in meter.shares().items():
             for kind, part in found.items():
