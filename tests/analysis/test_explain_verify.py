@@ -63,6 +63,8 @@ def test_every_lever_of_the_engine_runs(tmp_path) -> None:
     told = {a["lever"]: a for a in found.result["advice"]}
     assert all(told[v["lever"]]["verified_gain"] == v["realised_gain"] for v in found.result["verification"])
     assert all(a["verified_gain"] is None for a in found.result["advice"] if not a["verifiable"])
+    for name in ("KV cache int8", "weights int4"):
+        assert "quality: KL" in told[name]["cost"] and "less memory" in told[name]["cost"]
     assert llm.engine.scheduler.max_tokens == 128 and not llm.engine.has_work
     assert "levers tried" in found.result["badges"][-1][1]
 

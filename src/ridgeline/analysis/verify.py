@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ridgeline import quality
 from ridgeline.analysis.advise import PAYS, Advice, Question
 from ridgeline.analysis.explain import Findings, badges
-from ridgeline.analysis.sample import prompts
+from ridgeline.analysis.sample import prompts, text
 from ridgeline.bench.serve.stats import interval
 from ridgeline.bench.work import random_prompts
 from ridgeline.decoding.ngram import NGram
@@ -24,6 +25,7 @@ from ridgeline.types import RequestMetrics
 CLOSE = 0.25                   # realised within so much of predicted: the prediction was good
 EVEN = 0.05                    # gains within so much of 1 are alike, whatever their sign
 MOST_OUTPUT = 64
+QUALITY_LETTERS = 1500         # of the sample text, some 350 tokens: a second or two
 Side = Callable[[], float]     # seconds, the less the better
 
 
@@ -37,6 +39,7 @@ class Bench:
     question: Question
     seed: int = 1
     texts: dict[int, list[Any]] = field(default_factory=dict)
+    compared: LLM | None = None
 
     def fresh(self, tokens: int) -> list[int]:
         """A prompt that nothing has seen."""
@@ -44,8 +47,9 @@ class Bench:
         return random_prompts(1, tokens, self.llm.engine.vocab_size, self.seed)[0]
 
     def other(self, **changes: Any) -> LLM:
-        """The same model under another configuration, beside the first one."""
-        return LLM(self.model, progress=False, **{**self.config, **changes})
+        """The same model under another configuration, beside the first one; its answers may differ."""
+        self.compared = LLM(self.model, progress=False, **{**self.config, **changes})
+        return self.compared
 
     def decoding(self, llm: LLM, batch: int | None = None, strategy: str | None = None) -> float:
         """Seconds a token, all sequences together, from when the last of them has begun until the first one ends. The prompts
@@ -95,6 +99,9 @@ def verify(findings: Findings, llm: LLM, model: str, config: Mapping[str, Any], 
             continue
         advice.verified_gain = statistics.median(gains)
         advice.interval = interval(gains, "median")
+        if bench.compared is not None:
+            advice.cost = f"{_quality(llm, bench.compared)}; {advice.cost.partition('; ')[2]}"
+            bench.compared = None
         verified.append(outcome(advice, rounds))
     findings.result["advice"] = [a.as_json() for a in findings.advice]
     findings.result["verification"] = verified
@@ -111,6 +118,16 @@ def interleaved(old: Side, new: Side, rounds: int) -> list[float]:
             before, after = old(), new()
         gains.append(before / after)
     return gains[1:]
+
+
+def _quality(llm: LLM, other: LLM) -> str:
+    """What a lever that changes answers costs, on the beginning of the sample text."""
+    if llm.tokenizer is None or llm.loaded.checkpoint.format == "dummy":
+        return "quality (not measured: no text to measure it on)"
+    found = quality.measure(other, text()[:QUALITY_LETTERS], reference=llm, context=min(512, llm.engine.max_model_len))
+    assert found.mean_kl is not None and found.reference_perplexity is not None
+    return (f"quality: KL {found.mean_kl:.2g} nats a token, perplexity {found.reference_perplexity:.4g} -> {found.perplexity:.4g} "
+            f"on {found.tokens} tokens of the sample text")
 
 
 def outcome(advice: Advice, rounds: int) -> dict[str, Any]:
