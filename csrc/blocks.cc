@@ -172,8 +172,7 @@ void Engine::run(const MlpBlock& block, float* x, int64_t tokens) {
   trace.end(Part::mlp_residual);
 }
 
-void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const float* cos,
-                 const float* sin) {
+void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const Rope& rope) {
   trace.begin(block.layer, batch.tokens);
   const int64_t hidden = block.q.matrix->cols, tokens = batch.tokens, d = block.d;
   const int64_t nq = block.heads * d, nk = block.kv_heads * d, ld = round32(nq + 2 * nk);
@@ -220,7 +219,10 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
       float* head = qkv + t * ld + h * d;
       const bool is_q = h < block.heads, is_k = !is_q && h < block.heads + block.kv_heads;
       if (block.norm_heads && (is_q || is_k)) normalise(is_q ? block.q_norm : block.k_norm, head, d, head);
-      if (block.half && (is_q || is_k)) isa.attention->rope(head, cos + t * block.half, sin + t * block.half, block.half);
+      if (block.half && (is_q || is_k)) {
+        const int64_t at = (rope.by_position ? batch.positions[t] : t) * block.half;
+        isa.attention->rope(head, rope.cos + at, rope.sin + at, block.half);
+      }
       if (kv.type == KvType::i8 && (is_q || is_k)) isa.attention->hadamard(head, d);
       if (is_q) continue;
       const int64_t kv_head = is_k ? h - block.heads : h - block.heads - block.kv_heads;
@@ -247,10 +249,9 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
   trace.end(Part::attention_residual);
 }
 
-void Engine::run(const Layers& layers, float* x, const BatchView& batch, const KvView* kv, const float* const* cos,
-                 const float* const* sin) {
+void Engine::run(const Layers& layers, float* x, const BatchView& batch, const KvView* kv, const Rope* rope) {
   for (size_t i = 0; i < layers.blocks.size(); ++i) {
-    run(*layers.blocks[i].first, x, batch, kv[i], cos[i], sin[i]);
+    run(*layers.blocks[i].first, x, batch, kv[i], rope[i]);
     run(*layers.blocks[i].second, x, batch.tokens);
   }
 }

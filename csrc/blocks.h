@@ -43,6 +43,13 @@ struct Norm {
   float eps = 0;
 };
 
+// cos and sin of a rotation, `half` values a row: a row for each position from 0 on, or for each token of the batch.
+struct Rope {
+  const float* cos;
+  const float* sin;
+  bool by_position;
+};
+
 // Rows of a forward pass, as the layers need them. All pointers stay valid during a call.
 struct BatchView {
   int64_t tokens, rows;
@@ -112,12 +119,9 @@ class Engine {
 
   // x (tokens x hidden, fp32) += block(x).
   void run(const MlpBlock& block, float* x, int64_t tokens);
-  // cos, sin: tokens x half.
-  void run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const float* cos,
-           const float* sin);
-  // All layers one after the other. kv, cos, sin: one for each layer.
-  void run(const Layers& layers, float* x, const BatchView& batch, const KvView* kv, const float* const* cos,
-           const float* const* sin);
+  void run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const Rope& rope);
+  // All layers one after the other. kv, rope: one for each layer.
+  void run(const Layers& layers, float* x, const BatchView& batch, const KvView* kv, const Rope* rope);
   // out (rows x matrix rows, leading dimension ld) = x . W
   void run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld);
   void run(const Norm& norm, const float* x, int64_t rows, int64_t n, float* out);

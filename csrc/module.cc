@@ -257,19 +257,18 @@ KvView kv_view(const AttentionBlock& block, KvType type, Address k, Address v, A
 
 // kv: addresses of K, V and their scales for each layer; rope: of cos and sin.
 void run_layers(Engine& engine, const Layers& layers, Address x, const Batch& batch, const std::string& dtype,
-                const std::vector<Address>& kv, const std::vector<Address>& rope) {
+                const std::vector<Address>& kv, const std::vector<Address>& rope, bool by_position) {
   const size_t count = layers.blocks.size();
   if (kv.size() != 4 * count || rope.size() != 2 * count)
     throw std::invalid_argument("layers need four addresses of a cache and two of a rotation each");
   std::vector<KvView> views;
-  std::vector<const float*> cos, sin;
+  std::vector<Rope> ropes;
   for (size_t i = 0; i < count; ++i) {
     views.push_back(kv_view(*layers.blocks[i].first, kv_of(dtype), kv[4 * i], kv[4 * i + 1], kv[4 * i + 2], kv[4 * i + 3]));
-    cos.push_back(reinterpret_cast<const float*>(rope[2 * i]));
-    sin.push_back(reinterpret_cast<const float*>(rope[2 * i + 1]));
+    ropes.push_back({reinterpret_cast<const float*>(rope[2 * i]), reinterpret_cast<const float*>(rope[2 * i + 1]), by_position});
   }
   nb::gil_scoped_release free;
-  engine.run(layers, reinterpret_cast<float*>(x), batch.view, views.data(), cos.data(), sin.data());
+  engine.run(layers, reinterpret_cast<float*>(x), batch.view, views.data(), ropes.data());
 }
 
 // temperature, top_k, top_p, min_p, typical_p, u, again
@@ -400,14 +399,16 @@ NB_MODULE(_native, m) {
         e.run(b, reinterpret_cast<float*>(x), tokens);
       }, nb::arg("block"), nb::arg("x"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())
       .def("attention", [](Engine& e, const AttentionBlock& b, Address x, const Batch& batch, const std::string& dtype, Address k,
-                           Address v, Address k_scale, Address v_scale, Address cos, Address sin) {
+                           Address v, Address k_scale, Address v_scale, Address cos, Address sin,
+                           bool by_position) {
         const KvView kv = kv_view(b, kv_of(dtype), k, v, k_scale, v_scale);
         nb::gil_scoped_release free;
-        e.run(b, reinterpret_cast<float*>(x), batch.view, kv, reinterpret_cast<const float*>(cos),
-              reinterpret_cast<const float*>(sin));
+        e.run(b, reinterpret_cast<float*>(x), batch.view, kv,
+              {reinterpret_cast<const float*>(cos), reinterpret_cast<const float*>(sin), by_position});
       }, nb::arg("block"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("k"), nb::arg("v"),
-         nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("cos"), nb::arg("sin"))
-      .def("layers", &run_layers, nb::arg("layers"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("kv"), nb::arg("rope"))
+         nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("cos"), nb::arg("sin"), nb::arg("by_position"))
+      .def("layers", &run_layers, nb::arg("layers"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("kv"), nb::arg("rope"),
+         nb::arg("by_position"))
       .def("linear", [](Engine& e, const Linear& l, Address x, int64_t rows, Address out) {
         e.run(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out), l.matrix->rows);
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())

@@ -51,6 +51,13 @@ class Batch:
         """Cache positions that exist for this row, its own tokens included."""
         return self.starts[row] + self.offsets[row + 1] - self.offsets[row]
 
+    def longest(self) -> int:
+        """The largest context of the rows, which no RoPE position reaches."""
+        if "longest" not in self.memo:
+            self.memo["longest"] = max(self.context(row) for row in range(self.rows))
+        found: int = self.memo["longest"]
+        return found
+
     def mask(self, row: int, window: int | None) -> Tensor:
         """(n, context) bool, True = visible; made once for all layers with this window."""
         key = ("mask", row, window)

@@ -149,7 +149,8 @@ class Runner:
         if width is not None:
             like = next(self.model.parameters(), torch.empty(0))
             feed = torch.cat([s.feed(width, like) for s in slices])                              # (T, width)
-        batch = build_batch(slices, self.view.page_size, self.device, wanted=index, taps=taps, feed=feed)
+        every = len(index) == sum(s.count for s in slices)              # as in decoding: nothing is to be gathered
+        batch = build_batch(slices, self.view.page_size, self.device, wanted=None if every else index, taps=taps, feed=feed)
         out = self.model(batch, self.view)
         results = [SliceResult(Result() if s.last else None) for s in slices]
         self._hidden(slices, wanted, out.hidden, out.taps, results)

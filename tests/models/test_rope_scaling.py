@@ -64,6 +64,15 @@ def test_frequencies_do_not_change_while_a_sequence_grows():
     assert torch.allclose(rotary.inv_freq * torch.tensor(LONG), 1e4 ** (-torch.arange(0, 16, 2) / 16))
 
 
+def test_kept_rotations_are_the_computed_ones_bit_for_bit():
+    rotary = build_rotary({"rope_theta": 1e4, **CASES["llama3"][1]}, 22, max_position=128, max_model_len=70_000)
+    for length in (1, 7, 600, 1500, rotary.MOST_KEPT + 1, 40):
+        batch = whole([length])
+        angle = batch.positions[:, None].float() * rotary.inv_freq
+        cos, sin = rotary.tables(batch, torch.float32)
+        assert torch.equal(cos, angle.cos()) and torch.equal(sin, angle.sin())
+
+
 def test_tables_of_an_fp64_model_are_fp64():
     rotary = build_rotary({"rope_theta": 1e4}, 16, max_position=128, max_model_len=128)
     cos, _ = rotary.tables(whole([100]), torch.float64)

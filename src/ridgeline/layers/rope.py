@@ -23,8 +23,12 @@ class Rotary:
     inv_freq: (r / 2,) fp32 for r rotated dimensions; scaling multiplies cos and sin (yarn, longrope).
     """
 
+    # Positions whose rotations are kept once made; behind a long context they would take more memory than time.
+    MOST_KEPT = 16384
+
     def __init__(self, inv_freq: Tensor, scaling: float = 1.0):
         self.inv_freq, self.scaling = inv_freq, scaling
+        self._kept: tuple[Tensor, Tensor] | None = None            # cos and sin of positions 0, 1, 2, ...
 
     def __call__(self, q: Tensor, k: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """q: (T, H, d), k: (T, K, d) -> the same, rotated by batch.positions."""
@@ -35,11 +39,32 @@ class Rotary:
         """(T, r / 2) cos and sin, computed once per batch in fp32 (fp64 for fp64)."""
         key = ("rope", id(self), dtype)
         if key not in batch.memo:
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            angle = batch.positions[:, None].to(wide) * self.inv_freq.to(batch.positions.device, wide)   # (T, r / 2)
-            batch.memo[key] = (angle.cos() * self.scaling).to(dtype), (angle.sin() * self.scaling).to(dtype)
+            batch.memo[key] = self._tables(batch, dtype)
         tables: tuple[Tensor, Tensor] = batch.memo[key]
         return tables
+
+    def _tables(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        kept = self.kept(batch) if dtype == torch.float32 else None
+        if kept is None:
+            return self._compute(batch.positions, dtype)
+        return kept[0].index_select(0, batch.positions), kept[1].index_select(0, batch.positions)
+
+    def kept(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
+        """fp32 cos and sin of all positions from 0 to the batch's last at least, (P, r / 2) each; None on other devices than
+        the CPU and behind long contexts."""
+        end = batch.longest()
+        if end > self.MOST_KEPT or batch.positions.device.type != "cpu":
+            return None
+        if self._kept is None or len(self._kept[0]) < end:
+            with torch.inference_mode(False):                                     # gradients may flow past them later
+                self._kept = self._compute(torch.arange(min(self.MOST_KEPT, max(512, 2 * end))), torch.float32)
+        return self._kept
+
+    def _compute(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """positions: (T,) -> cos and sin, (T, r / 2) each."""
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        angle = positions[:, None].to(wide) * self.inv_freq.to(positions.device, wide)
+        return (angle.cos() * self.scaling).to(dtype), (angle.sin() * self.scaling).to(dtype)
 
 
 def build_rotary(parameters: Mapping[str, Any], head_dim: int, *, max_position: int, max_model_len: int) -> Rotary:

@@ -34,7 +34,7 @@ class NativeAttention:
         x = x.contiguous()
         dtype = str(state.layout.kv_dtype).removeprefix("torch.")
         self.engine.attention(self.block, x.data_ptr(), native_batch(batch), dtype, *kv_addresses(state, self.layer),
-                              *rope_addresses(self.rotary, batch))
+                              *rope_addresses(self.rotary, batch), by_position(batch))
         return x
 
 
@@ -105,7 +105,8 @@ class NativeLayers:
             self.state, self.dtype = state, str(state.layout.kv_dtype).removeprefix("torch.")
         x = x.contiguous()
         rope = [address for mixer in self.mixers for address in rope_addresses(mixer.rotary, batch)]
-        self.engine.layers(self.layers, x.data_ptr(), native_batch(batch), self.dtype, self.kv, rope)
+        self.engine.layers(self.layers, x.data_ptr(), native_batch(batch), self.dtype, self.kv, rope,
+                           by_position(batch))
         return x
 
 
@@ -158,12 +159,17 @@ def kv_addresses(state: CacheView, layer: int) -> tuple[int, int, int, int]:
 
 
 def rope_addresses(rotary: Rotary | None, batch: Batch) -> tuple[int, int]:
-    """Of the cos and sin of a batch, made once for all layers that share a rotation; 0 for a layer without one."""
+    """Of cos and sin, made once for all layers that share a rotation; 0 for a layer without one. A row for each position
+    where the rotation keeps them (`by_position`), else for each token."""
     if rotary is None:
         return 0, 0
     key = ("native rope", id(rotary))
     found: tuple[int, int] | None = batch.memo.get(key)
     if found is None:
-        cos, sin = rotary.tables(batch, torch.float32)                            # (T, half) each
+        cos, sin = rotary.kept(batch) or rotary.tables(batch, torch.float32)      # (P or T, half) each
         found = batch.memo[key] = cos.data_ptr(), sin.data_ptr()
     return found
+
+
+def by_position(batch: Batch) -> bool:
+    return batch.longest() <= Rotary.MOST_KEPT
