@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Run
 
 from explain_kit import MACHINE
 from ridgeline.analysis import this_machine
@@ -23,7 +23,7 @@ def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "speed_of", lambda _: None)
 
 
-def test_the_object(run: Run, folder: Path) -> None:
+def test_the_object(run: Any, folder: Path) -> None:
     ran = run("explain", folder, "--batch", 2, "--context", 48, "--output", 12, "--threads", 1, "--json")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
@@ -43,7 +43,7 @@ def test_the_object(run: Run, folder: Path) -> None:
     assert found["verdict"].startswith("Prefill of 48 tokens is bound by")
 
 
-def test_the_files(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_the_files(run: Any, folder: Path, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("r.html", "r.md", "r.json")]
     reports = [word for path in files for word in ("--report", path)]
     trace = tmp_path / "trace.json"
@@ -65,6 +65,6 @@ def test_the_files(run: Run, folder: Path, tmp_path: Path) -> None:
     (["--hardware", "H1000"], "H1000"),
     (["--batch", 600, "--context", 8, "--output", 8], "a pass has at most 512 rows"),
 ])
-def test_mistakes_are_one_line(run: Run, folder: Path, arguments: list[object], message: str) -> None:
+def test_mistakes_are_one_line(run: Any, folder: Path, arguments: list[object], message: str) -> None:
     ran = run("explain", folder, *arguments)
     assert ran.code == 2 and message in ran.err and ran.err.count("\n") == 1

@@ -6,7 +6,8 @@ from typing import Any
 
 from ridgeline.analysis.cost import count
 from ridgeline.analysis.hardware import Hardware
-from ridgeline.analysis.subject import Predicted, Subject, bound_of
+from ridgeline.analysis.predict import Predicted
+from ridgeline.analysis.subject import Subject, bound_of
 from ridgeline.analysis.work import Step, Totals, Work, totals
 
 SIZES = ("flops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "state_bytes")

@@ -126,8 +126,8 @@ def _quality(llm: LLM, other: LLM) -> str:
         return "quality (not measured: no text to measure it on)"
     found = quality.measure(other, text()[:QUALITY_LETTERS], reference=llm, context=min(512, llm.engine.max_model_len))
     assert found.mean_kl is not None and found.reference_perplexity is not None
-    return (f"quality: KL {found.mean_kl:.2g} nats a token, perplexity {found.reference_perplexity:.4g} -> {found.perplexity:.4g} "
-            f"on {found.tokens} tokens of the sample text")
+    return (f"quality: KL {found.mean_kl:.2g} nats a token, perplexity {found.reference_perplexity:.4g} -> "
+            f"{found.perplexity:.4g} on {found.tokens} tokens of the sample text")
 
 
 def outcome(advice: Advice, rounds: int) -> dict[str, Any]:
