@@ -172,4 +172,7 @@ class _Model:
         seconds = sum(at(name, max(sequences, 1)) for name in ("pass", "step"))
         if rows > 2 * max(sequences, 1):
             seconds += sum(at(f"prefill.{name}", rows) - at(name, 1) for name in ("pass", "step"))
+        layer = self.curves.get("layer" if rows <= 2 * max(sequences, 1) else "prefill.layer")
+        if layer is not None:                              # on torch each operation of a layer is a call
+            seconds += len({w.layer for w in works} - {None}) * layer.at(max(sequences, 1) if layer.kernel == "layer" else rows)
         return Predicted(Work(None, DISPATCH, "overhead", rows, 0), self.stretched(max(seconds, 0.0), 0.0), OVERHEAD)
