@@ -133,6 +133,6 @@ def _limits(llm: LLM) -> tuple[float, float]:
     kinds = None if report is None else (report.isa, report.threads, tuple(sorted({k for x in report.layers for k in x.kinds})))
     key = (kinds, llm.loaded.dtype, config.device, config.activation_dtype, config.dtype)
     if key not in _machines:
-        found = machine.measure(report, llm.loaded.dtype, config, rounds=1, window_s=0.03)
+        found = machine.measure(report, llm.loaded.dtype, config, rounds=1)
         _machines[key] = found.bandwidth, found.peak
     return _machines[key]

@@ -53,26 +53,24 @@ class Machine:
                 f"computes {self.peak / 1e9:.0f} GOPS ({self.peak_of}), both measured before the run")
 
 
-def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig, *, rounds: int = ROUNDS,
-            window_s: float = WINDOW_S) -> Machine:
+def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig, *, rounds: int = ROUNDS) -> Machine:
     """Measure this machine as a model uses it: with its threads, and with the kind of product most of its weights need.
 
-    report: of the native backend, None where torch runs the model; dtype: of torch's weights; rounds, window_s: how often, and
-    for how long products run each time.
+    report: of the native backend, None where torch runs the model; dtype: of torch's weights.
     """
     load, device = os.getloadavg()[0], torch.device(config.device)
     if report is not None:
         threads, isa = report.threads, report.isa
-        bandwidth, peak, peak_of = _native(report, activation_dtype(config), rounds, window_s)
+        bandwidth, peak, peak_of = _native(report, activation_dtype(config), rounds)
     else:
         threads, isa = torch.get_num_threads(), None
-        bandwidth, peak, peak_of = _torch(dtype, device, rounds, window_s)
+        bandwidth, peak, peak_of = torch_rates(dtype, device, rounds)
     return Machine(cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device), cores(),
                    threads, isa, bandwidth, peak, peak_of, torch.__version__, platform.python_version(),
                    ridgeline.__version__, round(load, 2))
 
 
-def _native(report: Report, precision: str, rounds: int, window_s: float) -> tuple[float, float, str]:
+def _native(report: Report, precision: str, rounds: int) -> tuple[float, float, str]:
     from ridgeline.native import _native
 
     sizes: dict[str, int] = {}
@@ -87,12 +85,10 @@ def _native(report: Report, precision: str, rounds: int, window_s: float) -> tup
     rows = stored.view(torch.uint8).numpy().reshape(COLS, -1)
     matrix = engine.pack("F32" if quantised else most, rows, COLS, quantised)
     linear = _native.Linear(matrix, [], precision)
-    x, out = values[:ROWS].contiguous(), torch.empty(ROWS, COLS)
     bandwidth = rate = 0.0
     for _ in range(rounds):
         bandwidth = max(bandwidth, engine.read_bandwidth(READ_BYTES))
-        rate = max(rate, _best_rate(lambda: engine.linear(linear, x.data_ptr(), ROWS, out.data_ptr()),
-                                    torch.device("cpu"), window_s))
+        rate = max(rate, native_rate(engine, linear))
     # The kernels' rule: quantised weights compute in int8 or exactly, bfloat16 ones in bfloat16 or exactly.
     name = "float32"
     if quantised and precision == "int8":
@@ -102,7 +98,14 @@ def _native(report: Report, precision: str, rounds: int, window_s: float) -> tup
     return bandwidth, rate, f"{name}, {ROWS} x {COLS} x {COLS}"
 
 
-def _torch(dtype: torch.dtype, device: torch.device, rounds: int, window_s: float) -> tuple[float, float, str]:
+def native_rate(engine: Any, linear: Any) -> float:
+    """Operations a second of products of ROWS rows with a native linear layer of COLS x COLS."""
+    x, out = torch.rand(ROWS, COLS) - 0.5, torch.empty(ROWS, COLS)
+    return _best_rate(lambda: engine.linear(linear, x.data_ptr(), ROWS, out.data_ptr()), torch.device("cpu"))
+
+
+def torch_rates(dtype: torch.dtype, device: torch.device, rounds: int = ROUNDS) -> tuple[float, float, str]:
+    """Bytes read and operations of products a second, and which products these are."""
     buffer = torch.ones(READ_BYTES // 8, dtype=torch.int64, device=device)
     # A sum reads everything once; integers, since the order of an fp32 sum costs torch time.
     x = torch.ones(ROWS, COLS, dtype=dtype, device=device)
@@ -110,13 +113,13 @@ def _torch(dtype: torch.dtype, device: torch.device, rounds: int, window_s: floa
     read = rate = 0.0
     for _ in range(rounds):
         read = max(read, *(_once(buffer.sum, device) for _ in range(4)))
-        rate = max(rate, _best_rate(lambda: torch.matmul(x, w.T), device, window_s))
+        rate = max(rate, _best_rate(lambda: torch.matmul(x, w.T), device))
     return READ_BYTES * read, rate, f"{str(dtype).removeprefix('torch.')}, {ROWS} x {COLS} x {COLS}"
 
 
-def _best_rate(product: Callable[[], object], device: torch.device, window_s: float) -> float:
-    """Operations a second of the best product in window_s."""
-    end, best = time.perf_counter() + window_s, 0.0
+def _best_rate(product: Callable[[], object], device: torch.device) -> float:
+    """Operations a second of the best product in WINDOW_S."""
+    end, best = time.perf_counter() + WINDOW_S, 0.0
     while time.perf_counter() < end or not best:
         best = max(best, _once(product, device))
     return 2 * ROWS * COLS * COLS * best
