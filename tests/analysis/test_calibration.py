@@ -139,6 +139,26 @@ def test_steps_of_gemma_take_what_was_predicted(folder):
 
 
 @pytest.mark.slow
+def test_steps_on_torch_take_about_what_was_predicted(tmp_path):
+    """Within a factor of two, at some time within three tries: most of it is the cost of calls."""
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "llama", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 1024}))
+    llm = LLM(str(tmp_path), load_format="dummy", backend="torch", dtype="float32", num_pages=512, progress=False)
+    spec = spec_of(llm.loaded, describe(str(tmp_path), llm.config), llm.config)
+    hardware = calibrate_for(llm.loaded)
+    assert hardware.instruction_set is None and hardware.calibrated and hardware.peak("float32") > 1e9
+    for _ in range(3):
+        ratios = []
+        for step in ([Rows(0, 100, 1)], [Rows(100, 1, 1)], [Rows(100, 1, 1)] * 6):
+            found = measure(llm, step, repeats=7)
+            ratios.append(step_seconds(predict(count(spec, found.step), hardware)) / found.step_s)
+        if all(0.5 < ratio < 2 for ratio in ratios):
+            return
+    pytest.fail(f"predicted over measured: {ratios}")
+
+
+@pytest.mark.slow
 def test_tracing_costs_less_than_a_fiftieth():
     """The best of many steps, traced and not in turn; at some time within three tries."""
     llm = LLM("gemma3-270m", backend="native", num_pages=512, progress=False)

@@ -90,7 +90,7 @@ def calibrate_for(loaded: LoadedModel, *, precision: str = "int8", recalibrate: 
     if report is None:
         from ridgeline.analysis.torch_probes import calibrate_torch
 
-        return calibrate_torch(loaded.dtype, recalibrate=recalibrate)
+        return calibrate_torch(loaded.dtype, next(loaded.model.parameters()).device)
     kinds = sorted({kind for layer in report.layers for kind in layer.kinds})
     return calibrate(kinds, kv_dtypes=(str(loaded.layout.kv_dtype).removeprefix("torch."),), precision=precision,
                      threads=report.threads, isa=report.isa, recalibrate=recalibrate)

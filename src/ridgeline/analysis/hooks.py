@@ -74,7 +74,7 @@ class ModuleTrace:
     def _now(self) -> Any:
         if self.device.type != "cuda":
             return time.monotonic_ns()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

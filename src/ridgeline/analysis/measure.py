@@ -69,14 +69,18 @@ def traced(llm: LLM, role: str = TARGET, events: bool = True) -> Iterator[list[T
     runner, passes = llm.engine.runners[role], list[TracedPass]()
     execute, source = runner.execute, Events.of(llm, role) if events else None
 
+    def collect() -> None:
+        if source is not None and passes and not passes[-1].events:
+            passes[-1].events = source.take()
+
     def timed(slices: Sequence[Slice]) -> list[SliceResult]:
+        collect()                                          # of the pass before, so that a step alone is not charged with it
         start = time.monotonic_ns()
         results = execute(slices)
         if source is not None and source.waits:
             source.finish()
         end = time.monotonic_ns()
-        passes.append(TracedPass([Rows(s.placement.start, s.count, _wanted(s)) for s in slices], start, end,
-                                 source.take() if source else []))
+        passes.append(TracedPass([Rows(s.placement.start, s.count, _wanted(s)) for s in slices], start, end))
         return results
 
     runner.execute = timed  # type: ignore[method-assign]
@@ -85,6 +89,7 @@ def traced(llm: LLM, role: str = TARGET, events: bool = True) -> Iterator[list[T
     try:
         yield passes
     finally:
+        collect()
         if source is not None:
             source.stop()
         del runner.execute
@@ -227,7 +232,7 @@ class _Prompts:
     def _pretend(self, names: Sequence[str]) -> None:
         """Step until all of these have their first token, with a model that only fills the cache."""
         runner, left = self.llm.engine.runners[TARGET], set(names)
-        runner.execute = _filling(runner)  # type: ignore[method-assign]
+        runner.execute = _filling(runner)  # type: ignore[assignment]
         try:
             while left:
                 left -= {o.request_id for o in _step(self.llm)}

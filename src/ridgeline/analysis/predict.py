@@ -113,7 +113,7 @@ class _Model:
         if work.component == "head" and product_name(kind, work.compute, COLS[0], True) in self.curves:
             split = True
         curves = [self.curves.get(product_name(kind, work.compute, cols, split)) for cols in COLS]
-        if curves[0] is None or curves[1] is None or len(work.shape) < 2:
+        if curves[0] is None or curves[1] is None or len(work.shape) < 3:
             return None
         # What a row of a tile costs beside its columns is spread over these: linear in 1 / columns.
         a, b = (1 / cols for cols in COLS)
@@ -141,7 +141,7 @@ class _Model:
         names = ELEMENTWISE.get(work.component.rpartition(".")[2])
         if work.component == "sample" and self.hardware.calibrated:
             return 0.0                                     # the head finds the best tokens; "dispatch" has the rest
-        if names is None or len(work.shape) < 2:
+        if names is None or len(work.shape) != 2:
             return None
         width, norm = work.shape
         seconds = self.elements(names[norm], work.rows, width, work.kv_type)
@@ -172,4 +172,7 @@ class _Model:
         seconds = sum(at(name, max(sequences, 1)) for name in ("pass", "step"))
         if rows > 2 * max(sequences, 1):
             seconds += sum(at(f"prefill.{name}", rows) - at(name, 1) for name in ("pass", "step"))
+        layer = self.curves.get("layer" if rows <= 2 * max(sequences, 1) else "prefill.layer")
+        if layer is not None:                              # on torch each operation of a layer is a call
+            seconds += len({w.layer for w in works} - {None}) * layer.at(max(sequences, 1) if layer.kernel == "layer" else rows)
         return Predicted(Work(None, DISPATCH, "overhead", rows, 0), self.stretched(max(seconds, 0.0), 0.0), OVERHEAD)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from ridgeline.analysis.hardware import Curve
+from ridgeline.bench import machine
+from ridgeline.bench.machine import native_rate
 
 # Rows of activations; up to FEW of them the weights come from memory, with more the kernels are bound by computing.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 160, 256, 512)
@@ -22,7 +24,6 @@ FEW = 48
 COLS = (512, 4096)                # of a product: a row of a tile costs something beside its columns
 OUTPUTS = {512: 16384, 4096: 4096}
 THIN = 32                         # the least columns that a product takes
-PEAK_ROWS, PEAK_COLS = 96, 2048
 PEAKS = {"int8": "Q8_0", "bfloat16": "BF16", "float32": "F32"}
 ROUNDS = 3
 HEADS = tuple((d, group) for d in (64, 128, 256) for group in (1, 2, 4, 8))     # head size, query heads of a KV head
@@ -226,10 +227,7 @@ class Between(Trial):
 
 def peak(engine: Any, kind: str, precision: str) -> float:
     """Operations a second of a product that fits the caches and keeps every core busy."""
-    linear = _native().Linear(matrix(engine, kind, PEAK_COLS, PEAK_COLS), [], precision)
-    x, out = torch.rand(PEAK_ROWS, PEAK_COLS), torch.empty(PEAK_ROWS, PEAK_COLS)
-    best = min(_once(lambda: engine.linear(linear, x.data_ptr(), PEAK_ROWS, out.data_ptr())) for _ in range(8))
-    return 2 * PEAK_ROWS * PEAK_COLS * PEAK_COLS / best
+    return native_rate(engine, _native().Linear(matrix(engine, kind, machine.COLS, machine.COLS), [], precision))
 
 
 def attention_block(engine: Any, d: int, group: int, precision: str, *, norm: bool = False, half: int = 0) -> Any:
