@@ -10,6 +10,7 @@ import pytest
 from explain_kit import MACHINE
 from ridgeline.analysis import this_machine
 
+DATA = Path(__file__).parents[1] / "data"
 STAGE = {"stage", "batch", "context", "tokens", "flops", "bytes", "intensity", "ridge", "bound", "predicted_s", "measured_s",
          "share_of_roof", "components"}
 COMPONENT = {"component", "flops", "bytes", "intensity", "ridge", "bound", "roof_s", "predicted_s", "measured_s",
@@ -54,6 +55,42 @@ def test_the_files(run: Any, folder: Path, tmp_path: Path) -> None:
     assert json.loads(files[2].read_text())["kind"] == "ridgeline explain"
     events = json.loads(trace.read_text())["traceEvents"]
     assert {"step", "forward", "attention.core", "mlp.down"} <= {e["name"] for e in events}
+
+
+def plan(run: Any, tmp_path: Path, *flags: object) -> dict[str, Any]:
+    """Llama-3.1-70B's public shape, of which nothing but the config is there."""
+    (tmp_path / "config.json").write_text((DATA / "llama-3.1-70b.json").read_text())
+    ran = run("explain", tmp_path, "--hardware", "H100", "--json", *flags)
+    assert ran.code == 0, ran.err
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+def test_a_plan_says_what_does_not_fit(run: Any, tmp_path: Path) -> None:
+    found = plan(run, tmp_path)
+    assert found["verdict"].startswith(
+        "It does not fit: weights and cache need 141.3 GB, H100 has 80.0 GB, 61.3 GB are missing")
+    assert found["badges"][0][0] == "invalid" and found["waterfall"] is None
+    assert not any(stage["measured_s"] for stage in found["stages"])
+    parallel = next(a for a in found["advice"] if a["lever"].startswith("tensor parallel"))
+    assert 1.5 < parallel["predicted_gain"] < 2
+
+
+def test_a_plan_with_four_bits_on_two_devices(run: Any, tmp_path: Path) -> None:
+    found = plan(run, tmp_path, "--quantization", "int4", "-tp", 2, "--batch", 8)
+    limits = found["limits"]
+    assert limits["batch_compute"] < limits["batch_stops"] < limits["batch_kv"]
+    assert found["memory"]["fits"] and 19e9 < found["memory"]["weights"] < 22e9
+    names = {one["component"] for one in found["stages"][1]["components"]}
+    assert {"attention.allreduce", "mlp.allreduce", "head.allgather"} <= names
+    assert found["stages"][1]["predicted_s"] == pytest.approx(found["sweeps"]["batch"][3]["itl_s"], rel=0.01)
+
+
+def test_stored_weights_are_planned_as_they_are(run: Any, folder: Path) -> None:
+    ran = run("explain", folder, "--hardware", "a100", "--context", 64, "--output", 8, "--json")
+    found = json.loads(ran.out)
+    assert ran.code == 0 and found["model"]["weight_types"] == ["f32"] and found["hardware"]["name"] == "A100-80GB"
+    assert run("explain", folder, "--hardware", "list").out.startswith("name")
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -23,6 +23,7 @@ MEASURED_BATCHES = (1, 8, 32)  # of the sweep, beside the asked one
 MEASURED_CONTEXTS = (128, 2048)
 SAMPLE_S = 15.0                # of prefill in the sample run
 DRAFTS = 4
+ABOVE = 1.05                   # of the roof: more means that the roof was measured too low
 SLOWED = 0.8                   # of the speed at calibration: below it, that is said
 BUSY = 0.5                     # load average above which something else is measured as well
 Progress = Callable[[str], None]
@@ -186,6 +187,9 @@ def badges(result: dict[str, Any]) -> list[tuple[str, str]]:
     for one in result["stages"]:
         if one["measured_s"]:
             error = one["predicted_s"] / one["measured_s"] - 1
+            if one["share_of_roof"] > ABOVE:
+                found.append(("caution", f"{one['stage']} is faster than its roof: something slowed the machine while it was "
+                                         "calibrated (--recalibrate on an idle one)"))
             found.append(("valid" if abs(error) <= 0.15 else "caution", f"{one['stage']}: predicted {error:+.0%} off measured"))
     return found
 
