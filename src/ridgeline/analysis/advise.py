@@ -48,7 +48,8 @@ class Advice:
 
     @property
     def pays(self) -> bool:
-        return self.predicted_gain >= PAYS
+        """By what was realised, where it was tried."""
+        return (self.predicted_gain if self.verified_gain is None else self.verified_gain) >= PAYS
 
     def as_json(self) -> dict[str, Any]:
         return {"lever": self.lever, "metric": self.metric, "kind": self.kind, "predicted_gain": self.predicted_gain,
@@ -234,8 +235,11 @@ LEVERS: tuple[Lever, ...] = (larger_batch, weight_types, kv_cache, prefix_cache,
 
 def advise(subject: Subject, question: Question, more: Sequence[Advice] = ()) -> list[Advice]:
     """All levers, the largest gain first; those that do not pay at the end."""
-    found = [advice for lever in LEVERS for advice in lever(subject, question)] + list(more)
-    return sorted(found, key=lambda a: (not a.pays, {"setting": 0, "model": 1, "hardware": 2}[a.kind], -a.predicted_gain))
+    return ranked([advice for lever in LEVERS for advice in lever(subject, question)] + list(more))
+
+
+def ranked(found: Sequence[Advice]) -> list[Advice]:
+    return sorted(found, key=lambda a: (not a.pays, ("setting", "model", "hardware").index(a.kind), -a.predicted_gain))
 
 
 def requantised(spec: Spec, kind: str, ends: str) -> Spec:

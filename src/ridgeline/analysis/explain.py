@@ -218,8 +218,10 @@ def verdict(result: dict[str, Any]) -> str:
     if not memory["fits"]:
         return (f"It does not fit: weights and cache need {memory['total'] / 1e9:.1f} GB, {result['hardware']['name']} has "
                 f"{memory['available'] / 1e9:.1f} GB, {memory['missing'] / 1e9:.1f} GB are missing. If it did: {text}.")
-    return text + (f". The most there is to gain by a setting: {best['lever']}, {best['metric']} x{best['predicted_gain']:.2f}."
-                   if best else ". No setting of the engine would help.")
+    if best is None:
+        return f"{text}. No setting of the engine would help."
+    gain, how = (best["predicted_gain"], "predicted") if best["verified_gain"] is None else (best["verified_gain"], "realised")
+    return f"{text}. The most there is to gain by a setting: {best['lever']}, {best['metric']} x{gain:.2f} {how}."
 
 
 def _ms(seconds: float) -> str:

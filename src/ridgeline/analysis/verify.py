@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline import quality
-from ridgeline.analysis.advise import PAYS, Advice, Question
-from ridgeline.analysis.explain import Findings, badges
+from ridgeline.analysis.advise import PAYS, Advice, Question, ranked
+from ridgeline.analysis.explain import Findings, badges, verdict
 from ridgeline.analysis.sample import prompts, text
 from ridgeline.bench.serve.stats import interval
 from ridgeline.bench.work import random_prompts
@@ -103,9 +103,11 @@ def verify(findings: Findings, llm: LLM, model: str, config: Mapping[str, Any], 
             advice.cost = f"{_quality(llm, bench.compared)}; {advice.cost.partition('; ')[2]}"
             bench.compared = None
         verified.append(outcome(advice, rounds))
+    findings.advice = ranked(findings.advice)
     findings.result["advice"] = [a.as_json() for a in findings.advice]
     findings.result["verification"] = verified
     findings.result["badges"] = [*badges(findings.result), summary(verified)]
+    findings.result["verdict"] = verdict(findings.result)
 
 
 def interleaved(old: Side, new: Side, rounds: int) -> list[float]:
