@@ -157,7 +157,7 @@ class Attend(Trial):
         rows, start, tokens = shape
         batches, x = self.kv.batches(rows, start, tokens, self.d, most), torch.rand(rows * tokens, THIN)
         events = self.traced(lambda: [self.engine.attention(
-            self.block, x.data_ptr(), batch, self.kv.dtype, *self.kv.addresses, 0, 0) for batch, _ in batches])
+            self.block, x.data_ptr(), batch, self.kv.dtype, *self.kv.addresses, 0, 0, False) for batch, _ in batches])
         self.note(shape, sum(end - begin for _, part, _, begin, end in events if part == "attention.core") / 1e9 / len(batches))
 
     def curves(self) -> list[Curve]:
@@ -204,7 +204,7 @@ class Between(Trial):
             batch, held = self.kv.batches(1, 0, rows, self.d, 1)[0]
             for name, block in self.heads:
                 parts = self.parts(self.engine.attention, block, x.data_ptr(), batch, self.kv.dtype, *self.kv.addresses,
-                                   angles.data_ptr(), angles.data_ptr())
+                                   angles.data_ptr(), angles.data_ptr(), False)
                 self.note((name, rows), parts["attention.heads"])
             del held
 
