@@ -76,7 +76,8 @@ def test_an_mlp_has_intensity_bt_only_below_its_widths():
 
 
 def test_queueing_is_inside_ttft():
-    metrics = RequestMetrics(arrival=10.0, scheduled=13.0, first_token=14.0, last_token=19.0, token_times=[14.0, 19.0])
+    metrics = RequestMetrics(arrival=10.0, scheduled=13.0, first_token=14.0, last_token=19.0, finished=19.0,
+                             token_times=[14.0, 19.0])
     assert metrics.ttft_s == 4.0 and metrics.queue_s == 3.0
     assert metrics.e2e_s == metrics.ttft_s + (metrics.last_token - metrics.first_token) == 9.0
     assert metrics.queue_s + metrics.ttft_s + 5.0 > metrics.e2e_s                 # queueing counted twice
