@@ -410,7 +410,7 @@ class Engine:
             metrics.first_token = now if metrics.first_token is None else metrics.first_token
             metrics.last_token = now
             metrics.completion_tokens = seq.output_len
-            metrics.token_times += [now] * len(seq.new_tokens)
+            seq.token_times += [now] * len(seq.new_tokens)
         told = seq.params.prompt_logprobs is not None and (
             metrics.first_token == now or (seq.done and metrics.first_token is None))
         if seq.done:

@@ -24,8 +24,8 @@ from ridgeline.server.parsers import (
     ToolCallStart,
     ToolChoice,
     collect,
+    form_frame,
     output_parser,
-    reasoning_frame,
     tool_choice,
 )
 
@@ -130,10 +130,10 @@ class Features:
     def params_for(self, prompt: str) -> dict[str, Any]:
         """`params`, with the form of the output asked for only behind the reasoning that this prompt leaves room for."""
         form = self.params.get("structured_outputs")
-        opening, after = reasoning_frame(self.reasoning_parser, prompt)
-        if form is None or after is None:
+        if form is None:
             return self.params
-        return {**self.params, "structured_outputs": replace(form, opening=opening, after=after)}
+        frame = form_frame(self.tool_parser, self.reasoning_parser, prompt, self.choice)
+        return {**self.params, "structured_outputs": replace(form, **frame)}
 
     def reader(self, prompt: str) -> Reader:
         """A fresh reader of one answer. prompt: its text, which tells where the answer begins."""
