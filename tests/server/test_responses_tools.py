@@ -130,6 +130,15 @@ def test_a_call_that_is_cut_off_is_incomplete(parsing: Running, open_client: ope
     assert done == ["completed", "incomplete"]
 
 
+def test_a_developer_is_the_system(parsing: Running, open_client: openai.OpenAI) -> None:
+    says(parsing, "Calm.")
+    talk = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "The sea"}]
+    asked: Any = [{"role": "developer", "content": "Be calm."}, talk[1]]
+    answer = open_client.responses.create(model="tiny", input=asked)
+    assert answer.usage is not None and answer.usage.input_tokens == len(parsing.llm.frontend.render(talk))
+    assert answer.usage.input_tokens < len(parsing.llm.frontend.render([{**talk[0], "role": "developer"}, talk[1]]))
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}], ids=["required", "named"])
 def test_forced_calls_are_valid(client: openai.OpenAI, choice: Any) -> None:
     """Of a random model, with no parser at all."""

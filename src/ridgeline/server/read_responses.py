@@ -57,7 +57,8 @@ def messages(given: str | Iterable[Mapping[str, Any]], before: Iterable[dict[str
         where = f"input[{index}]"
         kind = kind_of(item, "message")
         if kind == "message":
-            talk.say(item.get("role"), text_of(item.get("content"), TEXT_PARTS, f"{where}.content"))
+            role = item.get("role")                      # few templates know developers
+            talk.say("system" if role == "developer" else role, text_of(item.get("content"), TEXT_PARTS, f"{where}.content"))
         elif kind == "function_call":
             talk.call(need(item, "call_id", str, where), need(item, "name", str, where),
                       _arguments(need(item, "arguments", str, where), f"{where}.arguments"))
