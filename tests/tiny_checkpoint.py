@@ -19,25 +19,26 @@ torch.set_num_threads(1)
 TEXT = ("The sea is calm and the light is low. The keeper of the lighthouse opened the door, and the wind came in. "
         "海は静かで、光は低い。灯台守は扉を開けた。大海很平静。Ünïcödé naïve café. 🙂🚀👩‍🚀 end of the text. ") * 4
 SPECIAL = ("<bos>", "<eos>", "<user>", "<assistant>")
+HARMONY = (*SPECIAL, "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 TEMPLATE = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages here') }}"
             "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}")
 
 
-def train_tokenizer(vocabulary: int = 320) -> Tokenizer:
+def train_tokenizer(vocabulary: int = 320, special: Sequence[str] = SPECIAL) -> Tokenizer:
     """Byte-level BPE. The text is short, so that rare characters stay in pieces of their bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(
         vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-        special_tokens=[AddedToken(text, special=True) for text in SPECIAL]))
+        special_tokens=[AddedToken(text, special=True) for text in special]))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", tokenizer.token_to_id("<bos>"))])
     return tokenizer
 
 
-def write_tokenizer(folder: Path) -> Tokenizer:
-    tokenizer = train_tokenizer()
+def write_tokenizer(folder: Path, special: Sequence[str] = SPECIAL) -> Tokenizer:
+    tokenizer = train_tokenizer(special=special)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(
         {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": TEMPLATE}))
@@ -59,10 +60,10 @@ def write_model(folder: Path, *, seed: int = 0, vocabulary: int = 320, sharpness
     save_file(tensors, str(folder / "model.safetensors"))
 
 
-def write_checkpoint(folder: Path, **options: Any) -> Path:
+def write_checkpoint(folder: Path, special: Sequence[str] = SPECIAL, **options: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_model(folder, **options)
-    write_tokenizer(folder)
+    write_tokenizer(folder, special)
     return folder
 
 

@@ -174,7 +174,7 @@ inline void panel_tiles(const Weights& w, const Acts& x, int64_t row, int64_t en
   constexpr Layout L = layout(K);
   const int64_t tq = w.blocks() * L.quants;
   const ptrdiff_t far = w.low ? w.low - w.quants : 0;
-  const uint8_t* next = t + V < last ? w.quants + (t + V) * tq + first * L.quants : nullptr;
+  const uint8_t* next = t + V < w.tiles() ? w.quants + (t + V) * tq + first * L.quants : nullptr;
   unpack<K, V>(w, t, first, count, panel);
   in_calls(row, end, [&]<int R>(int64_t r) {
     micro_panel<K, R, V>(panel, count, x, r, first, r - row, r == row ? next : nullptr, far, tq, out + t * kTile, ld,

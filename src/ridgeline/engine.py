@@ -31,6 +31,9 @@ class EngineStats:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_pos: list[int] = field(default_factory=list)   # by place in the draft
+    denoising_steps: int = 0        # passes of block diffusion over the blocks that were committed
+    diffusion_blocks: int = 0       # these blocks
+    diffusion_tokens: int = 0       # their tokens that were committed
     prefix_queries: int = 0         # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0            # of these, found
     running: int = 0
@@ -311,6 +314,10 @@ class Engine:
         seq.new_tokens += seq.tokens[before:]
         seq.new_logprobs += logprobs[:added]
         self.stats.generation_tokens += added
+        if commit.denoised:
+            self.stats.denoising_steps += commit.denoised
+            self.stats.diffusion_blocks += 1
+            self.stats.diffusion_tokens += added
         accepted = min(max(0, len(commit.tokens) - 1), added) if commit.drafted else 0
         if commit.drafted:
             self._count_drafts(commit.drafted, accepted)
@@ -403,7 +410,7 @@ class Engine:
             metrics.first_token = now if metrics.first_token is None else metrics.first_token
             metrics.last_token = now
             metrics.completion_tokens = seq.output_len
-            metrics.token_times += [now] * len(seq.new_tokens)
+            seq.token_times += [now] * len(seq.new_tokens)
         told = seq.params.prompt_logprobs is not None and (
             metrics.first_token == now or (seq.done and metrics.first_token is None))
         if seq.done:

@@ -52,7 +52,10 @@ class _Sample:
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None, prompt: Sequence[int],
                  text: str | None):
-        self.output = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        self.pieces: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[Logprob] | None = None if params.logprobs is None else []
+        self.output = CompletionOutput(index, self.pieces, self.token_ids, logprobs=self.logprobs)    # sees these lists grow
         self.params = params
         self.decoder = None if tokenizer is None else tokenizer.decoder(params.skip_special_tokens)
         self.stop = StopChecker(params.stop, params.include_stop_str_in_output)
@@ -73,14 +76,14 @@ class _Sample:
         """
         out, params = self.output, self.params
         if self.decoder is None:
-            out.token_ids += tokens
+            self.token_ids += tokens
             return len(tokens)
         for i, token in enumerate(tokens):
-            out.token_ids.append(token)
+            self.token_ids.append(token)
             if ended and i == len(tokens) - 1 and not params.include_stop_str_in_output:
                 break
             text = self.decoder.push([token])
-            if len(out.token_ids) <= params.min_tokens:
+            if len(self.token_ids) <= params.min_tokens:
                 self._show(text)
                 continue
             shown, stopped = self.stop.push(text)
@@ -97,8 +100,9 @@ class _Sample:
             self._show(shown + self.stop.flush())
 
     def _show(self, text: str) -> None:
-        self.output.text += text
-        self.output.delta += text
+        if text:
+            self.pieces.append(text)
+            self.output.delta += text
 
 
 class _Live:
@@ -266,14 +270,14 @@ class Frontend:
         if step.prompt_logprobs is not None:
             live.output.prompt_logprobs = [None if p is None else self._logprob(p) for p in step.prompt_logprobs]
         count = sample.push(step.new_tokens, ended=step.finish_reason is FinishReason.STOP)
-        if out.logprobs is not None:
-            out.logprobs += [self._logprob(p) for p in step.logprobs[:count]]
+        if sample.logprobs is not None:
+            sample.logprobs += [self._logprob(p) for p in step.logprobs[:count]]
         if sample.done():                                 # a stop string: tokens wholly behind it do not count
             if step.finish_reason is None:
                 self.engine.abort(live.engine_id, step.index, FinishReason.STOP)
             assert out.metrics is not None
             out.metrics.completion_tokens = len(out.token_ids)
-            del out.metrics.token_times[len(out.token_ids):]
+            out.metrics.token_times = out.metrics.token_times[:len(out.token_ids)]
         elif step.finish_reason is not None:
             out.finish_reason, out.stop_reason = step.finish_reason.value, step.stop_token
             live.output.error = live.output.error or step.error

@@ -35,7 +35,8 @@ class Sequence:
         # Follows the committed tokens, so a preemption leaves it alone.
         self.matcher = None if request.grammar is None else request.grammar.matcher()
         self.memory: dict[str, Any] = {}
-        self.metrics = RequestMetrics(arrival=arrival, prompt_tokens=self.prompt_len)
+        self.token_times: list[float] = []
+        self.metrics = RequestMetrics(arrival=arrival, prompt_tokens=self.prompt_len, token_times=self.token_times)
         self.parent: Sequence | None = None          # the sample that runs the common prompt
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None

@@ -45,6 +45,8 @@ class StructuredOutputsParams:
     what may stand where JSON allows white space, at most once; disable_any_whitespace: compact JSON.
     after: the form holds only for what follows the first occurrence of this text (the end of the reasoning); with `opening`,
     only an output that begins with that text has such a part.
+    channel: the output is written in OpenAI's harmony format, and the form holds for the message in this channel, which is the
+    last; reasoning (channel analysis) may come first. calls: it may also end with a call of a function, which has no form.
     """
 
     json: Mapping[str, Any] | bool | str | None = None
@@ -56,6 +58,8 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     after: str | None = None
     opening: str | None = None
+    channel: str | None = None
+    calls: bool = False
 
     @classmethod
     def of(cls, value: Any) -> StructuredOutputsParams:
@@ -71,7 +75,7 @@ class StructuredOutputsParams:
         return cls(**value)
 
     def __post_init__(self) -> None:
-        for field in ("regex", "grammar", "whitespace_pattern", "after", "opening"):
+        for field in ("regex", "grammar", "whitespace_pattern", "after", "opening", "channel"):
             value = getattr(self, field)
             if value is not None and (not isinstance(value, str) or not value):
                 self._reject(field, "a string that is not empty, or None")
@@ -87,6 +91,12 @@ class StructuredOutputsParams:
             raise InvalidParams("structured_outputs: got whitespace_pattern and disable_any_whitespace; allowed: one of them")
         if self.opening is not None and self.after is None:
             raise InvalidParams("structured_outputs: got opening without after; allowed: after, or both")
+        if not isinstance(self.calls, bool):
+            self._reject("calls", "True or False")
+        if self.channel is None and self.calls:
+            raise InvalidParams("structured_outputs: got calls without channel; allowed: channel, or both")
+        if self.channel is not None and self.after is not None:
+            raise InvalidParams("structured_outputs: got channel and after; allowed: one of them")
         if self.choice is not None:
             choices: Any = self.choice
             if not isinstance(choices, list | tuple) or not choices or not all(isinstance(c, str) and c for c in choices):

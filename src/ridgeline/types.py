@@ -4,16 +4,53 @@ State specifications are what a model declares per layer (`model.state_spec()`) 
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from ridgeline.grammar.base import Grammar
     from ridgeline.sampling_params import SamplingParams
 
 TARGET = "target"
+T = TypeVar("T")
+
+
+class Beginning(Sequence[T]):
+    """The first items of a list that only grows: to take one costs the same however long the list is."""
+
+    __slots__ = ("_items", "_length")
+
+    def __init__(self, items: list[T]):
+        self._items, self._length = items, len(items)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            return self._items[start:stop:step] if step > 0 else [self._items[i] for i in range(start, stop, step)]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"index {index} of {self._length} items")
+        return self._items[index % self._length]
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(self._items, self._length)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, (list, Beginning)) and list(self) == list(other)
+
+    __hash__ = None                                      # type: ignore[assignment]  # as a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 @dataclass(frozen=True)
@@ -83,7 +120,7 @@ class RequestMetrics:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     target_steps: int = 0
-    token_times: list[float] = field(default_factory=list)
+    token_times: Sequence[float] = field(default_factory=list)
 
     @property
     def queue_s(self) -> float | None:
@@ -163,16 +200,28 @@ class Logprob:
 
 @dataclass
 class CompletionOutput:
-    """One sample. stop_reason: the stop string or token id that ended it."""
+    """One sample. stop_reason: the stop string or token id that ended it.
+
+    pieces: what `text` is made of; delta: what was added to `text` since the caller last took it. In a stream the sequences
+    are views of what goes on growing; those of a request that has finished are lists.
+    """
 
     index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    pieces: Sequence[str] = field(default_factory=list)
+    token_ids: Sequence[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: list[Logprob] | None = None
+    logprobs: Sequence[Logprob] | None = None
     metrics: RequestMetrics | None = None
-    delta: str = ""                 # what was added to `text` since the caller last took it
+    delta: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def __repr__(self) -> str:
+        return (f"CompletionOutput(index={self.index}, text={self.text!r}, token_ids={self.token_ids}, "
+                f"finish_reason={self.finish_reason!r}, stop_reason={self.stop_reason!r})")
 
 
 @dataclass
@@ -197,11 +246,22 @@ class RequestOutput:
         return self.outputs[0].metrics or RequestMetrics(arrival=0.0, prompt_tokens=len(self.prompt_token_ids))
 
     def take(self) -> RequestOutput:
-        """A copy that no longer changes, with the deltas so far; the next ones begin here."""
+        """A copy that no longer changes, with the deltas so far; the next ones begin here.
+
+        Costs the same however much has been said, so that a long stream is not slower than a short one.
+        """
         taken = replace(self, outputs=[])
         for sample in self.outputs:
-            metrics = sample.metrics and replace(sample.metrics, token_times=list(sample.metrics.token_times))
-            logprobs = None if sample.logprobs is None else list(sample.logprobs)
-            taken.outputs.append(replace(sample, token_ids=list(sample.token_ids), logprobs=logprobs, metrics=metrics))
+            copy = replace(sample, metrics=sample.metrics and replace(sample.metrics))
+            if not self.finished:                        # else nothing grows any more
+                copy.pieces, copy.token_ids = _so_far(sample.pieces), _so_far(sample.token_ids)
+                copy.logprobs = None if sample.logprobs is None else _so_far(sample.logprobs)
+                if copy.metrics is not None:
+                    copy.metrics.token_times = _so_far(copy.metrics.token_times)
+            taken.outputs.append(copy)
             sample.delta = ""
         return taken
+
+
+def _so_far(items: Sequence[T]) -> Sequence[T]:
+    return Beginning(items) if isinstance(items, list) else items

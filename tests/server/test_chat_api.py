@@ -94,7 +94,7 @@ def test_the_template_gets_its_arguments(http: httpx.Client, alone: LLM) -> None
     ({"top_logprobs": 2}, "with logprobs true"),
     ({"tools": [{"type": "function"}]}, "tools[0].function.name: got None"),
     ({"response_format": {"type": "json_schema"}}, "response_format: type 'json_schema' comes without a schema"),
-    ({"functions": [{"name": "f"}]}, "functions is not supported yet"),
+    ({"functions": [{"name": "f"}]}, "functions is not supported by this interface"),
     ({"tool_choice": "required"}, "tool_choice: got 'required' without tools"),
     ({"chat_template": "{{ 1 }}"}, "--chat-template FILE"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "at most one"),

@@ -182,7 +182,7 @@ def test_parameters_reach_the_sampler(http: httpx.Client, alone: LLM) -> None:
     ({"prompt": "x", "max_tokens": 0}, "max_tokens", "nothing would come back"),
     ({"prompt": "x", "response_format": {"type": "xml"}}, "response_format", "got 'xml'"),
     ({"prompt": "x", "structured_outputs": {"regx": "a"}}, "structured_outputs", "unknown field 'regx'"),
-    ({"prompt": "x", "tools": [{"type": "function"}]}, "tools", "not supported yet"),
+    ({"prompt": "x", "tools": [{"type": "function"}]}, "tools", "not supported by this interface"),
     ({"prompt": [7] * 256}, "prompt", "the context of 256"),
 ])
 def test_mistakes_are_told_in_openai_s_form(http: httpx.Client, body: dict[str, Any], param: str | None, message: str) -> None:

@@ -17,8 +17,8 @@ from recorded_outputs import TOOLS
 from ridgeline import LLM
 from ridgeline.errors import ConfigError
 from ridgeline.server.config import ServerConfig
+from script_kit import CALL, says
 from server_kit import Running, client_of
-from tiny_checkpoint import Script
 
 SCHEMA: dict[str, Any] = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 99,
@@ -39,13 +39,6 @@ def parsing(folder: Path) -> Iterator[Running]:
     with Running(LLM(folder, threads=1, max_num_seqs=8), model="tiny", tool_call_parser="hermes",
      reasoning_parser="qwen3") as server:
         yield server
-
-
-def says(server: Running, text: str) -> None:
-    engine, tokenizer = server.llm.engine, server.llm.tokenizer
-    assert tokenizer is not None
-    tokens = [*tokenizer.encode(text, add_special_tokens=False), engine.eos_token_ids[0]]
-    engine.strategies[engine.default_strategy] = Script(tokens, (1, 3, 2))
 
 
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
@@ -134,9 +127,6 @@ def test_forced_calls(client: openai.OpenAI) -> None:
     answer = chat(client, tools=SHORT, tool_choice="required", parallel_tool_calls=False).choices[0]
     (call,) = answer.message.tool_calls
     assert call.function.name in ("look", "now") and isinstance(json.loads(call.function.arguments), dict)
-
-
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "\u6d77 }\\"{"}}\n</tool_call>'
 
 
 def test_calls_and_reasoning_are_read(parsing: Running) -> None:

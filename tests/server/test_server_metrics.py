@@ -80,6 +80,13 @@ def test_histograms_follow_the_definitions() -> None:
     assert sum(edge <= 0.01 for edge in BETWEEN_TOKENS) >= 8
 
 
+def test_block_diffusion_is_counted() -> None:
+    stats = EngineStats(denoising_steps=6, diffusion_blocks=2, diffusion_tokens=7)
+    found = samples(Metrics(stats, "m").text().decode())
+    assert [found[f"ridgeline:diffusion_num_{name}_total"] for name in ("denoising_steps", "blocks", "committed_tokens")] == [
+        6, 2, 7]
+
+
 def test_the_dashboard_uses_what_exists(http: httpx.Client) -> None:
     http.get("/health")                                      # a first answer to count
     served = {name.partition("{")[0] for name in samples(http.get("/metrics").text)}

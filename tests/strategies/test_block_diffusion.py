@@ -81,6 +81,9 @@ def test_a_batch_gives_what_the_plain_loop_gives_for_each(reveal: str, draws: st
         assert answers[str(i), 0].finish_reason is FinishReason.LENGTH
         passes.append(count)
     assert r.steps == max(passes)                       # all requests share each pass
+    stats, ends = r.engine.stats, [len(tokens) + length for tokens, length in zip(PROMPTS, LENGTHS)]
+    assert (stats.denoising_steps, stats.diffusion_tokens) == (sum(passes), sum(LENGTHS))
+    assert stats.diffusion_blocks == sum(-(-end // BLOCK) - len(tokens) // BLOCK for end, tokens in zip(ends, PROMPTS))
     alone = rig(REVEALS[reveal]).one(PROMPTS[5], max_tokens=LENGTHS[5], **DRAWS[draws])
     assert alone.tokens == answers["5", 0].tokens
 

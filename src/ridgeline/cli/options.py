@@ -96,6 +96,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) 
     add("--logprobs", type=int, metavar="K", help="log-probabilities of each token and of the K best")
     add("--prompt-logprobs", type=int, metavar="K", help="the same for the tokens of the prompt")
     add("--echo", action="store_true", default=None, help="put the prompt before the answer")
+    form = parser.add_argument_group("form of the output", "one of these; the names of vLLM and of llama.cpp").add_argument
+    form("-j", "--json-schema", "-jf", "--json-schema-file", metavar="FILE|TEXT",
+         help="JSON of this schema; '{}' is any JSON")
+    form("--regex", metavar="PATTERN", help="a text that matches from its first character to its last")
+    form("--choice", nargs="+", metavar="TEXT", help="one of these texts")
+    form("--grammar", "--grammar-file", metavar="FILE|TEXT", help="a text of this grammar, in Lark or GBNF")
 
 
 SAMPLING_FLAGS = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
@@ -112,7 +118,34 @@ def sampling_options(options: argparse.Namespace) -> dict[str, Any]:
             found["logit_bias"] = {int(token): bias for token, bias in options.logit_bias.items()}
         except (AttributeError, ValueError) as error:
             raise InvalidParams(f"--logit-bias is {options.logit_bias!r}; it must map token ids to numbers") from error
+    form = _form(options)
+    if form:
+        found["structured_outputs"] = form
     return found
+
+
+def _form(options: argparse.Namespace) -> dict[str, Any]:
+    """The form of the output; SamplingParams says what is wrong with it, and with more than one."""
+    form: dict[str, Any] = {}
+    if options.json_schema is not None:
+        text = options.json_schema
+        literal = text.lstrip().startswith(("{", "[")) or text.strip() in ("true", "false")
+        form["json"] = text if literal else read_text(text, "JSON schema")
+    if options.regex is not None:
+        form["regex"] = options.regex
+    if options.choice is not None:
+        form["choice"] = options.choice
+    if options.grammar is not None:                      # every rule has a colon; few names of files do
+        text = options.grammar
+        form["grammar"] = text if ":" in text and not _is_file(text) else read_text(text, "grammar")
+    return form
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):                        # longer than a name can be, or with a NUL
+        return False
 
 
 def read_text(path: str, what: str) -> str:

@@ -46,12 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--enable-auto-tool-choice", action="store_true", help="as vLLM has it; --tool-call-parser alone is enough")
     add("--reasoning-parser", metavar="NAME", help="the model's format of reasoning: deepseek_r1, qwen3 or gpt_oss")
     add("--response-store-size", type=int, metavar="N", help="responses kept for previous_response_id (default 1000)")
+    add("--otlp-traces-endpoint", metavar="URL", help="an OpenTelemetry collector that gets a span of each request, by OTLP "
+        "over HTTP with protobuf; needs ridgeline[otel]")
     add_engine_arguments(parser)
 
 
 SERVER_FLAGS = ("served_model_name", "api_key", "max_queue", "max_request_bytes", "shutdown_timeout", "allowed_origins",
                 "allowed_methods", "allowed_headers", "allow_credentials", "access_log", "generation_config",
-                "pooling_type", "tool_call_parser", "reasoning_parser", "response_store_size")
+                "pooling_type", "tool_call_parser", "reasoning_parser", "response_store_size", "otlp_traces_endpoint")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -145,14 +145,15 @@ class Commit:
 
     keep: strictly increasing indexes into that run, a prefix or a path of its tree; None = all that were written.
     Every role is rolled back to the longest prefix that agrees with the committed tokens.
-    drafted: how many draft tokens were tried, for the acceptance metrics. embedding: one row that stands for the
-    whole sequence, which the caller gets.
+    drafted: how many draft tokens were tried, and denoised: how many passes revealed this block, for the metrics.
+    embedding: one row that stands for the whole sequence, which the caller gets.
     """
 
     tokens: Sequence[int]
     keep: Sequence[int] | None = None
     logprobs: Sequence[TokenLogprobs] = ()
     drafted: int = 0
+    denoised: int = 0
     embedding: Rows | None = None
 
 

@@ -56,7 +56,7 @@ class BlockDiffusion(Strategy):
                 masked = [i for i in masked if i not in {masked[j] for j in order[:max(share, above)]}]
                 if not masked:
                     break
-            yield Commit(block[len(given):], logprobs=[logprobs[i] for i in sorted(logprobs)])
+            yield Commit(block[len(given):], logprobs=[logprobs[i] for i in sorted(logprobs)], denoised=step + 1)
 
 
 def _shares(tokens: int, steps: int) -> list[int]:

@@ -133,6 +133,9 @@ def _library() -> Any:
 def _grammar_text(llguidance: Any, wanted: StructuredOutputsParams, tokenizer: Tokenizer) -> str:
     """In llguidance's own form: {"grammars": [...]}."""
     form = _form(llguidance, wanted)
+    if wanted.channel is not None:
+        first = _harmony(tokenizer, wanted.channel, calls=wanted.calls)
+        return json.dumps({"grammars": [{"lark_grammar": first}, {**form, "name": "form"}]})
     if wanted.after is None:
         return json.dumps({"grammars": [form]})
     rules: list[str] = []
@@ -152,6 +155,35 @@ def _grammar_text(llguidance: Any, wanted: StructuredOutputsParams, tokenizer: T
         lead = f"({part('opening', '', wanted.opening)} {lead})?"
     first = "\n".join([f"start: {lead} @form", *rules])
     return json.dumps({"grammars": [{"lark_grammar": first}, {**form, "name": "form"}]})
+
+
+def _harmony(tokenizer: Tokenizer, channel: str, *, calls: bool) -> str:
+    """An answer in OpenAI's harmony format: messages of analysis, then one in `channel`, which has the form.
+
+    The prompt has begun the first header ("<|start|>assistant"). A special token ends the last message, and with it the output.
+    """
+    ids = {}
+    for name in ("channel", "message", "constrain", "start", "end"):
+        text = f"<|{name}|>"
+        if text not in tokenizer.special_tokens:
+            raise InvalidParams(f"structured_outputs.channel: this model's tokenizer has no {text}, so its answers are not in "
+                                "the harmony format")
+        ids[name] = f"<[{tokenizer.special_tokens[text]}]>"
+    rules = [
+        f"start: {'to? ' if calls else ''}said* {'(last | call)' if calls else 'last'}",
+        f"said: {ids['channel']} other {ids['message']} text {ids['end']} {ids['start']} role",
+        f"last: {ids['channel']} own {ids['message']} @form",
+        f"own: /{_escaped(channel)} */ kind?",
+        "other: /analysis */",                          # what commentary says would be shown beside the form
+        f"kind: {ids['constrain']} /[a-z]+ */",
+        "text: /(?s:.*)/",
+    ]
+    if calls:
+        rules += ["role: /assistant/ to?", "to: / to=[^ ]+ */",
+                  f"call: {ids['channel']} /commentary *(to=[^ ]+ *)?[a-z]*/ kind? {ids['message']} text"]
+    else:
+        rules.append("role: /assistant/")
+    return "\n".join(rules)
 
 
 def _escaped(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ridgeline.server.errors import ApiError
-from ridgeline.server.features import Features, TextParser, features
+from ridgeline.server.features import Asked, Features, TextParser, features
 from ridgeline.server.logprobs import chat_logprobs, prompt_logprobs
 from ridgeline.server.params import sampling_params
 from ridgeline.server.reply import DONE, Reply, Stream, event
@@ -18,7 +18,7 @@ from ridgeline.types import CompletionOutput, RequestOutput
 
 async def create(service: Service, request: ChatRequest, context: Context) -> Reply:
     model = service.check_model(request.model)
-    extra = features(request, service.config)
+    extra = features(request, service.config, Asked.of_chat(request))
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, f"top_logprobs: got {request.top_logprobs} without logprobs; allowed: with logprobs true",
                        param="top_logprobs", code="invalid_value")

@@ -27,7 +27,7 @@ async def create(service: Service, request: CompletionRequest, context: Context)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise ApiError(400, f"best_of: got {request.best_of}; allowed: the value of n, {request.n or 1}", param="best_of",
                        code="unsupported_parameter")
-    extra = features(request)
+    extra = features(request, service.config)
     echo = bool(request.echo)
     more: dict[str, Any] = {"max_tokens": request.max_tokens, "logprobs": request.logprobs, "echo": echo, **extra.params}
     if echo and request.logprobs is not None:

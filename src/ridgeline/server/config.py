@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ridgeline.errors import ConfigError
 from ridgeline.server.parsers import check_parsers
+from ridgeline.server.tracing import check_endpoint
 
 GENERATION_CONFIGS = ("auto", "none")
 POOLING_TYPES = ("last", "mean")
@@ -31,6 +32,7 @@ class ServerConfig:
     tool_call_parser: str | None = None      # the model's format of tool calls; None = tools are refused, unless forced
     reasoning_parser: str | None = None      # the model's format of reasoning; None = all is content
     response_store_size: int = 1000          # responses kept for previous_response_id
+    otlp_traces_endpoint: str | None = None  # where spans of requests are sent; None = nowhere
 
     def __post_init__(self) -> None:
         for name, least in (("max_queue", 0), ("max_request_bytes", 1), ("response_store_size", 0)):
@@ -47,6 +49,8 @@ class ServerConfig:
             if isinstance(value, str) or not all(isinstance(item, str) and item for item in value):
                 raise ConfigError(f"{name} is {value!r}; it must be a list of strings that are not empty")
         check_parsers(self.tool_call_parser, self.reasoning_parser)
+        if self.otlp_traces_endpoint is not None:
+            check_endpoint(self.otlp_traces_endpoint)
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError("allow_credentials goes with origins that are named, not with '*'")
 

@@ -19,6 +19,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.reply import dumps
 from ridgeline.server.service import Context
+from ridgeline.server.tracing import HEADERS
 
 # What anybody may ask without a key: no prompt, no answer and no model is behind these.
 FREE = ("/", "/health", "/ready", "/version", "/metrics")
@@ -61,7 +62,8 @@ class Edge:
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        context = Context(given if _ID.fullmatch(given) else uuid.uuid4().hex)
+        trace = {name: headers[name.encode()].decode("latin-1") for name in HEADERS if name.encode() in headers}
+        context = Context(given if _ID.fullmatch(given) else uuid.uuid4().hex, trace=trace)
         scope.setdefault("state", {})["context"] = context
         start, status = time.monotonic(), 0
 

@@ -1,10 +1,11 @@
 """The one place where structured output, tools and reasoning enter a request and leave an answer.
 
 `features` reads those fields of a request once. What it returns gives further sampling parameters, further arguments
-of the chat template, and for each answer a parser that turns its text into the deltas of a chat message.
+of the chat template, and for each answer a reader that turns its text into events, or into the deltas of a chat message.
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -23,8 +24,8 @@ from ridgeline.server.parsers import (
     ToolCallStart,
     ToolChoice,
     collect,
+    form_frame,
     output_parser,
-    reasoning_frame,
     tool_choice,
 )
 
@@ -59,21 +60,60 @@ def _fields(event: Event) -> dict[str, Any]:
     return {}
 
 
-class _Deltas:
-    """The deltas of an answer."""
+class Reader:
+    """The events of one answer that its request wants to see."""
 
     def __init__(self, parser: OutputParser, features: Features):
         self._parser, self._features = parser, features
 
+    def push(self, text: str) -> list[Event]:
+        return [event for event in self._parser.push(text) if self._features.shows(event)]
+
+    def finish(self) -> list[Event]:
+        """What was held back when the text ended."""
+        return [event for event in self._parser.finish() if self._features.shows(event)]
+
+
+class _Deltas:
+    """The deltas of an answer."""
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+
     def push(self, text: str) -> list[dict[str, Any]]:
-        return self._told(self._parser.push(text))
+        return _told(self._reader.push(text))
 
     def finish(self) -> list[dict[str, Any]]:
-        return self._told(self._parser.finish())
+        return _told(self._reader.finish())
 
-    def _told(self, events: list[Event]) -> list[dict[str, Any]]:
-        deltas = [Delta(event) for event in events if self._features.shows(event)]
-        return [delta for delta in deltas if delta or isinstance(delta.event, ToolCallCut)]
+
+def _told(events: list[Event]) -> list[dict[str, Any]]:
+    return [delta for delta in map(Delta, events) if delta or isinstance(delta.event, ToolCallCut)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks of tools and reasoning, in the form of OpenAI's chat interface, whatever its own form.
+
+    reads: the fields of the request that are read for it; schema: its name for the schema of a tool's arguments, where a
+    tool is no object within an object; forced: the values of its tool_choice that need no parser of calls.
+    """
+
+    tools: Any = None
+    choice: Any = None
+    parallel: bool = True           # whether an answer may hold several calls
+    template: Mapping[str, Any] = field(default_factory=dict)       # further arguments of the chat template
+    reasoning: bool = True          # whether reasoning is shown
+    reads: tuple[str, ...] = ()
+    schema: str | None = None
+    forced: str = "'required', 'none' or a function"
+
+    @classmethod
+    def of_chat(cls, request: Any) -> Asked:
+        effort = request.reasoning_effort
+        return cls(request.tools, request.tool_choice, parallel=request.parallel_tool_calls is not False,
+                   template={} if effort is None else {"reasoning_effort": effort},
+                   reasoning=request.include_reasoning is not False, reads=("tools", "tool_choice", "reasoning_effort"))
 
 
 @dataclass(frozen=True)
@@ -90,14 +130,18 @@ class Features:
     def params_for(self, prompt: str) -> dict[str, Any]:
         """`params`, with the form of the output asked for only behind the reasoning that this prompt leaves room for."""
         form = self.params.get("structured_outputs")
-        opening, after = reasoning_frame(self.reasoning_parser, prompt)
-        if form is None or after is None:
+        if form is None:
             return self.params
-        return {**self.params, "structured_outputs": replace(form, opening=opening, after=after)}
+        frame = form_frame(self.tool_parser, self.reasoning_parser, prompt, self.choice)
+        return {**self.params, "structured_outputs": replace(form, **frame)}
 
-    def parser(self, prompt: str | None) -> TextParser:
-        """A fresh parser for one answer. prompt: its text, which tells where the answer begins."""
-        return _Deltas(self.text_parser(prompt or ""), self)
+    def reader(self, prompt: str) -> Reader:
+        """A fresh reader of one answer. prompt: its text, which tells where the answer begins."""
+        return Reader(self.text_parser(prompt), self)
+
+    def parser(self, prompt: str) -> TextParser:
+        """As `reader`, for the deltas of a chat message."""
+        return _Deltas(self.reader(prompt))
 
     def text_parser(self, prompt: str) -> OutputParser:
         return output_parser(self.tool_parser, self.reasoning_parser, choice=self.choice, prompt=prompt)
@@ -122,30 +166,25 @@ class Features:
         return message
 
 
-# Fields and the values that ask for nothing.
+# Fields that not every interface reads, and the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": (None, []), "function_call": (None, "none", "auto"), "reasoning": (None, {}),
-    "thinking": (None, {"type": "disabled"}),
-}
-# Of interfaces whose answers cannot carry calls yet.
-_CHAT_ONLY: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []), "tool_choice": (None, "none", "auto", {"type": "none"}, {"type": "auto"}),
-    "reasoning_effort": (None, "none"),
+    "thinking": (None, {"type": "disabled"}), "tools": (None, []),
+    "tool_choice": (None, "none", "auto", {"type": "none"}, {"type": "auto"}), "reasoning_effort": (None, "none"),
 }
 
 
-def features(request: Any, config: ServerConfig | None = None) -> Features:
+def features(request: Any, config: ServerConfig, asked: Asked | None = None) -> Features:
     """raises ApiError for what is wrong or not supported. request: of any family, fields that it lacks ask for nothing.
 
-    config: of the server, for an interface whose answers carry tool calls and reasoning.
+    asked: of an interface whose answers carry tool calls and reasoning.
     """
-    refused = _UNSUPPORTED if config is not None else {**_UNSUPPORTED, **_CHAT_ONLY}
-    for name, harmless in refused.items():
-        if getattr(request, name, None) not in harmless:
-            raise ApiError(400, f"{name} is not supported yet by this server; leave it out", param=name,
+    for name, harmless in _UNSUPPORTED.items():
+        if (asked is None or name not in asked.reads) and getattr(request, name, None) not in harmless:
+            raise ApiError(400, f"{name} is not supported by this interface; leave it out", param=name,
                            code="unsupported_parameter")
     form = asked_form(request)
-    found = Features() if config is None else _chat(request, config)
+    found = Features() if asked is None else _conversing(asked, config)
     schema = found.choice.schema
     if schema is not None:
         if form is not None:
@@ -157,20 +196,20 @@ def features(request: Any, config: ServerConfig | None = None) -> Features:
     return replace(found, params={**found.params, "structured_outputs": form[1]})
 
 
-def _chat(request: Any, config: ServerConfig) -> Features:
+def _conversing(asked: Asked, config: ServerConfig) -> Features:
     try:
-        choice = tool_choice(request.tools, request.tool_choice, parallel=request.parallel_tool_calls is not False)
+        choice = tool_choice(asked.tools, asked.choice, parallel=asked.parallel)
     except InvalidParams as error:
-        raise api_error(error) from error
+        message = str(error)
+        if asked.schema is not None:
+            message = message.replace(".function.parameters", f".{asked.schema}").replace(".function.name", ".name")
+        raise api_error(InvalidParams(message)) from error
     if choice.kind == "auto" and config.tool_call_parser is None:
         raise ApiError(400, "tools: this server does not know the model's format of tool calls; start it "
-                            f"with --tool-call-parser ({', '.join(TOOL_PARSERS)}), or send tool_choice 'required', 'none' or a "
-                            "function",
+                            f"with --tool-call-parser ({', '.join(TOOL_PARSERS)}), or send tool_choice {asked.forced}",
                        param="tools", code="unsupported_parameter")
-    template: dict[str, Any] = {} if choice.template_tools is None else {"tools": choice.template_tools}
-    if request.reasoning_effort is not None:
-        template["reasoning_effort"] = request.reasoning_effort
+    template = {**asked.template, **({} if choice.template_tools is None else {"tools": choice.template_tools})}
     found = Features(template=template, choice=choice, tool_parser=config.tool_call_parser,
-                     reasoning_parser=config.reasoning_parser, reasoning=request.include_reasoning is not False)
+                     reasoning_parser=config.reasoning_parser, reasoning=asked.reasoning)
     special = found.text_parser("").special
     return replace(found, params={"skip_special_tokens": False}) if special else found

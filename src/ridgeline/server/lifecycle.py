@@ -19,6 +19,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.edge import AccessLog
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.service import Service
+from ridgeline.server.tracing import Tracer
 
 log = logging.getLogger("ridgeline.server")
 
@@ -48,7 +49,9 @@ class Server:
         self.metrics = Metrics(llm.engine.stats, config.names[0])
         self.access_log = AccessLog(config.access_log)
         self.llm = AsyncLLM(llm, on_step=self.metrics.step)
-        self.service = Service(self.llm, config, self.metrics)
+        endpoint = config.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, config.names[0])
+        self.service = Service(self.llm, config, self.metrics, self.tracer)
         self.http = HttpServer(uvicorn.Config(
             create_app(self.service, self.access_log), log_config=None, access_log=False, lifespan="off", ws="none",
             server_header=False, timeout_graceful_shutdown=int(GRACE_S), timeout_keep_alive=75, proxy_headers=False))
@@ -67,6 +70,8 @@ class Server:
             if self._ending is not None:
                 self._ending.cancel()
             await self.llm.close()
+            if self.tracer is not None:
+                await asyncio.to_thread(self.tracer.close)
             self.access_log.close()
 
     async def _warm_up(self, on_ready: Callable[[], None] | None) -> None:

@@ -108,7 +108,10 @@ class _EngineCollector(Collector):
                 ("prefix_cache_hits", "Of these, found.", s.prefix_hits),
                 ("spec_decode_num_drafts", "Passes that verified draft tokens.", s.drafts),
                 ("spec_decode_num_draft_tokens", "Draft tokens verified.", s.draft_tokens),
-                ("spec_decode_num_accepted_tokens", "Of these, accepted.", s.accepted_tokens)):
+                ("spec_decode_num_accepted_tokens", "Of these, accepted.", s.accepted_tokens),
+                ("diffusion_num_denoising_steps", "Passes of block diffusion over committed blocks.", s.denoising_steps),
+                ("diffusion_num_committed_tokens", "Tokens of these blocks that were committed.", s.diffusion_tokens),
+                ("diffusion_num_blocks", "Blocks committed.", s.diffusion_blocks)):
             counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=("model_name",))
             counter.add_metric((self._model,), value)
             yield counter

@@ -21,8 +21,11 @@ CLIENT_GONE = 499                  # nginx's number; nobody reads it but the acc
 
 
 def dumps(value: Any) -> bytes:
-    """ASCII, so that nothing in a text can break a line or an encoding."""
-    text: str = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    """ASCII, so that nothing in a text can break a line or an encoding. A number that JSON lacks, echoed, is null."""
+    try:
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), separators=(",", ":"))
     return text.encode()
 
 

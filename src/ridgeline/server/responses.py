@@ -1,13 +1,15 @@
-"""/v1/responses: text in, text out, and conversations that the server remembers for a while."""
+"""/v1/responses: text in; reasoning, texts and calls out; and conversations that the server remembers for a while."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ridgeline.server.errors import ApiError
 from ridgeline.server.features import Features, features
 from ridgeline.server.params import sampling_params
+from ridgeline.server.parts import Change, Part, Parts
+from ridgeline.server.read_responses import asked, messages
 from ridgeline.server.reply import Reply, Stream, named_event
 from ridgeline.server.schemas.openai import ChatFields
 from ridgeline.server.schemas.responses import ResponsesRequest
@@ -15,29 +17,30 @@ from ridgeline.server.service import Answers, Context, Service
 from ridgeline.server.usage import Usage
 from ridgeline.types import RequestOutput
 
-TEXT_PARTS = ("input_text", "output_text", "text")
+ITEM_IDS = {"text": "msg", "call": "fc", "reasoning": "rs"}
 
 
 async def create(service: Service, request: ResponsesRequest, context: Context) -> Reply:
     model = service.check_model(request.model)
     _check(request)
-    extra = features(request)
+    extra = features(request, service.config, asked(request))
     before: list[dict[str, Any]] = []
     if request.previous_response_id is not None:
         try:
             before = service.responses.get(request.previous_response_id)[1]
         except ApiError as error:
             raise ApiError(400, error.message, param=error.param, code=error.code) from error
-    said = [*before, *_messages(request.input)]
+    said = messages(request.input, before)
     system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
-    params = sampling_params(request, service.defaults, max_tokens=request.max_output_tokens, **extra.params)
     chat = ChatFields(messages=[*system, *said], chat_template_kwargs=request.chat_template_kwargs)
     prompt: Any = await service.conversation(chat, extra.template)
+    params = sampling_params(request, service.defaults, max_tokens=request.max_output_tokens,
+                             **extra.params_for(prompt["prompt"]))
     answers = await service.start([prompt], params, context)
     writer = _Writer(service, request, extra, prompt["prompt"], said, context.request_id, model)
     if request.stream:
         return Stream(writer.stream(answers), answers)
-    return writer.whole((await answers.results())[0])
+    return await writer.whole((await answers.results())[0])
 
 
 def _check(request: ResponsesRequest) -> None:
@@ -50,100 +53,117 @@ def _check(request: ResponsesRequest) -> None:
                        code="unsupported_parameter")
 
 
-def _messages(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The items of an input as chat messages. raises ApiError for items and parts that are no text."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    found = []
-    for index, item in enumerate(given):
-        where = f"input[{index}]"
-        if item.get("type", "message") != "message":
-            raise ApiError(400, f"{where} has type {item['type']!r}; allowed: 'message'", param=where,
-                           code="unsupported_parameter")
-        found.append({"role": item.get("role"), "content": text_of(item.get("content"), TEXT_PARTS, f"{where}.content")})
-    return found
-
-
-def text_of(content: Any, kinds: Sequence[str], where: str) -> str:
-    """The text of a content: a string, or a list of parts of these kinds. raises ApiError."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ApiError(400, f"{where} is {type(content).__name__}; expected a string or a list of parts", param=where,
-                       code="invalid_value")
-    texts = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind not in kinds or not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{where}[{number}] has type {kind!r}; allowed: {', '.join(map(repr, kinds))} with a text",
-                           param=where, code="unsupported_parameter")
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
 class _Writer:
     def __init__(self, service: Service, request: ResponsesRequest, extra: Features, prompt: str,
                  said: list[dict[str, Any]], request_id: str, model: str):
         self.service, self.request, self.extra, self.prompt, self.said = service, request, extra, prompt, said
-        self.item_id, self.number = f"msg_{request_id}", 0
+        self.request_id, self.number = request_id, 0
+        tools = request.tools or []
         self.head = {
             "id": f"resp_{request_id}", "object": "response", "created_at": int(time.time()), "model": model,
             "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
-            "metadata": request.metadata or {}, "parallel_tool_calls": True,
+            "metadata": request.metadata or {}, "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id, "store": request.store is not False,
-            "temperature": request.temperature, "top_p": request.top_p,
+            "temperature": request.temperature, "top_p": request.top_p, "reasoning": request.reasoning,
             "text": {"format": {"type": "text"}, **(request.text or {})},
-            "tool_choice": "auto", "tools": [], "truncation": "disabled", "user": request.user, "error": None}
+            "tool_choice": request.tool_choice or "auto", "tools": tools, "truncation": "disabled", "user": request.user,
+            "error": None}
 
-    def whole(self, output: RequestOutput) -> dict[str, Any]:
-        parser = self.extra.parser(self.prompt)
-        deltas = [*parser.push(output.outputs[0].text), *parser.finish()]
-        return self._finished("".join(delta.get("content", "") for delta in deltas), output)
+    async def whole(self, output: RequestOutput) -> dict[str, Any]:
+        reader = self.extra.reader(self.prompt)
+        parts = Parts.of([*reader.push(output.outputs[0].text), *reader.finish()])
+        return await self._finished(parts, output)
 
     async def stream(self, answers: Answers) -> AsyncIterator[bytes]:
         begun = {**self.head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-        place = {"item_id": self.item_id, "output_index": 0, "content_index": 0}
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
-        yield self._event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
-        yield self._event("response.content_part.added", **place, part=_part(""))
-        parser, text, output = self.extra.parser(self.prompt), "", None
+        reader, parts, output = self.extra.reader(self.prompt), Parts(), None
         async for _, output in answers:
-            deltas = parser.push(output.outputs[0].delta)
+            changes = parts.take(reader.push(output.outputs[0].delta))
             if output.finished:
-                deltas += parser.finish()
-            for delta in deltas:
-                if delta.get("content"):
-                    text += delta["content"]
-                    yield self._event("response.output_text.delta", **place, delta=delta["content"], logprobs=[])
+                changes += [*parts.take(reader.finish()), *parts.end()]
+            cut = output.outputs[0].finish_reason == "length"
+            for change in changes:
+                # Of an answer that its limit cuts off, the part that is open at the end is not whole.
+                for told in self._events(change, "incomplete" if cut and change is changes[-1] else "completed"):
+                    yield told
         assert output is not None, "a request that has ended without an error has an output"
-        response = self._finished(text, output)
-        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **place, part=_part(text))
-        yield self._event("response.output_item.done", output_index=0, item=response["output"][0])
+        response = await self._finished(parts, output)
         yield self._event(f"response.{response['status']}", response=response)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self.number += 1
         return named_event({"type": kind, "sequence_number": self.number - 1, **fields})
 
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+    def _events(self, change: Change, status: str) -> list[bytes]:
+        """What a stream tells of one change. status: of a part that closes."""
+        part = change.part
+        place = {"item_id": self._id(part), "output_index": part.index}
+        if part.kind != "call":
+            place["content_index"] = 0
+        growing = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}[part.kind]
+        more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
+        if change.what == "grow":
+            return [self._event(f"response.{growing}.delta", **place, delta=change.text, **more)]
+        if change.what == "open":
+            told = [self._event("response.output_item.added", output_index=part.index,
+                                item={**self._item(part, "in_progress"), **({} if part.kind == "call" else {"content": []})})]
+            if part.kind != "call":
+                told.append(self._event("response.content_part.added", **place, part=_content(part, "")))
+            return told
+        text = part.text
+        if part.kind == "call":
+            told = [self._event(f"response.{growing}.done", **place, arguments=text, name=part.name)]
+        else:
+            told = [self._event(f"response.{growing}.done", **place, text=text, **more),
+                    self._event("response.content_part.done", **place, part=_content(part, text))]
+        return [*told, self._event("response.output_item.done", output_index=part.index, item=self._item(part, status))]
 
-    def _finished(self, text: str, output: RequestOutput) -> dict[str, Any]:
+    def _id(self, part: Part) -> str:
+        return f"{ITEM_IDS[part.kind]}_{self.request_id}" + (f"_{part.index}" if part.index else "")
+
+    def _item(self, part: Part, status: str) -> dict[str, Any]:
+        if part.kind == "call" and status != "in_progress":      # a call that has ended is whole, whatever came then
+            status = "completed" if part.cut is None else "incomplete"
+        head = {"id": self._id(part), "status": status}
+        if part.kind == "call":
+            return {**head, "type": "function_call", "call_id": part.id, "name": part.name, "arguments": part.text}
+        if part.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": [_content(part, part.text)]}
+        return {**head, "type": "message", "role": "assistant", "content": [_content(part, part.text)]}
+
+    async def _finished(self, parts: Parts, output: RequestOutput) -> dict[str, Any]:
         status = "incomplete" if output.outputs[0].finish_reason == "length" else "completed"
+        items = [self._item(part, status if part is parts.parts[-1] else "completed") for part in parts.parts]
         usage = Usage.of([output])
+        reasoned = await self._tokens("".join(part.text for part in parts.parts if part.kind == "reasoning"))
         response = {
-            **self.head, "status": status, "output": [self._item(status, [_part(text)])], "completed_at": int(time.time()),
+            **self.head, "status": status, "output": items, "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens,
                       "total_tokens": usage.prompt_tokens + usage.completion_tokens,
                       "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-                      "output_tokens_details": {"reasoning_tokens": 0}}}
+                      "output_tokens_details": {"reasoning_tokens": min(reasoned, usage.completion_tokens)}}}
         if self.request.store is not False:
-            self.service.responses.put(response, [*self.said, {"role": "assistant", "content": text}])
+            self.service.responses.put(response, messages(self._remembered(parts, items), self.said))
         return response
 
+    def _remembered(self, parts: Parts, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The items as a later request would send them; a call that was cut off is the text it was."""
+        return [item if part.kind != "call" or part.arguments is not None else
+                {"type": "message", "role": "assistant", "content": part.as_text}
+                for part, item in zip(parts.parts, items)]
 
-def _part(text: str) -> dict[str, Any]:
+    async def _tokens(self, text: str) -> int:
+        """Of reasoning, whose text is tokenised again."""
+        tokenizer = self.service.tokenizer
+        if not text or tokenizer is None:
+            return 0
+        return len(await self.service.llm.off_loop(lambda: tokenizer.encode(text, add_special_tokens=False)))
+
+
+def _content(part: Part, text: str) -> dict[str, Any]:
+    if part.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

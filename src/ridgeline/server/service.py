@@ -19,6 +19,7 @@ from ridgeline.server.metrics import Metrics
 from ridgeline.server.params import model_defaults
 from ridgeline.server.schemas.openai import ChatFields, TokenizeRequest
 from ridgeline.server.store import Store
+from ridgeline.server.tracing import Ended, Tracer
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.types import RequestMetrics, RequestOutput
 
@@ -27,17 +28,20 @@ log = logging.getLogger("ridgeline.server")
 
 @dataclass
 class Context:
-    """What a handler knows of the request around its body. log: facts for the access log."""
+    """What a handler knows of the request around its body. log: facts for the access log; trace: headers of the caller's
+    trace; started: on the monotonic clock."""
 
     request_id: str
     log: dict[str, Any] = field(default_factory=dict)
+    trace: Mapping[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
 
 
 class Service:
-    """One engine behind many requests. All methods in one event loop."""
+    """One engine behind many requests. All methods in one event loop. tracer: gets each request that has ended."""
 
-    def __init__(self, llm: AsyncLLM, config: ServerConfig, metrics: Metrics):
-        self.llm, self.config, self.metrics = llm, config, metrics
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, metrics: Metrics, tracer: Tracer | None = None):
+        self.llm, self.config, self.metrics, self.tracer = llm, config, metrics, tracer
         engine = llm.llm.engine
         self.max_model_len, self.seats = engine.max_model_len, engine.scheduler.max_num_seqs
         generation = llm.llm.loaded.checkpoint.generation_config
@@ -91,14 +95,14 @@ class Service:
 
         raises ApiError where the server is full or draining, and what is wrong with the prompts.
         """
-        answers = Answers(self, len(prompts) * params.n, context)
+        answers = Answers(self, len(prompts) * params.n, params, context)
         self._admit(answers)
         try:
             for prompt in prompts:
                 prepared = await self.llm.prepare(prompt, params)
                 answers.add(await self.llm.start(prepared, strategy=strategy))
-        except BaseException:
-            answers.close()
+        except BaseException as error:
+            answers.close(error)
             raise
         return answers
 
@@ -156,8 +160,8 @@ class Service:
 class Answers:
     """The engine's answers to the prompts of one request, as they grow; `close` aborts what has not finished."""
 
-    def __init__(self, service: Service, samples: int, context: Context):
-        self.samples, self._service, self._context = samples, service, context
+    def __init__(self, service: Service, samples: int, params: SamplingParams, context: Context):
+        self.samples, self._service, self._params, self._context = samples, service, params, context
         self._answers: list[Answer] = []
         self._last: list[RequestOutput | None] = []
         self._closed = False
@@ -219,7 +223,8 @@ class Answers:
             answer.stream.fail(EngineError(error.message))
             answer.close()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
+        """error: why there are no answers, where the engine did not take the request."""
         if self._closed:
             return
         self._closed = True
@@ -235,6 +240,7 @@ class Answers:
         never = self.samples - len(found)
         self._service.metrics.count("abort", never)
         self._log(found)
+        self._trace(found, error)
 
     def _log(self, found: Sequence[RequestMetrics]) -> None:
         log = self._context.log
@@ -248,3 +254,12 @@ class Answers:
         if queued:
             log["queue_s"] = round(min(queued), 6)
         log["finish_reason"] = [s.finish_reason or "abort" for o in self._last if o is not None for s in o.outputs]
+
+    def _trace(self, found: Sequence[RequestMetrics], error: BaseException | None) -> None:
+        tracer, context = self._service.tracer, self._context
+        if tracer is None:
+            return
+        failed = next((o.error for o in self._last if o is not None and o.error is not None), None) or self._error or error
+        tracer.record(Ended(
+            context.request_id, context.started, context.trace, self._params, context.log["prompt_tokens"], found,
+            context.log["finish_reason"], None if failed is None else str(failed) or type(failed).__name__))

@@ -17,7 +17,7 @@ class Store:
         self._kept: OrderedDict[str, tuple[dict[str, Any], list[dict[str, Any]], int]] = OrderedDict()
 
     def put(self, response: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-        size = sum(len(str(message["content"])) for message in messages)
+        size = sum(len(str(message)) for message in messages)
         self._kept[response["id"]] = (response, messages, size)
         self._characters += size
         while self._kept and (len(self._kept) > self.most or self._characters > self.most_characters):

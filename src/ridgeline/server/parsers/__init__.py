@@ -32,8 +32,8 @@ from ridgeline.server.parsers.scanner import Parser
 
 __all__ = [
     "REASONING_PARSERS", "TOOL_PARSERS", "Content", "Event", "Message", "OutputParser", "Parser", "Reasoning", "ToolCall",
-    "ToolCallArguments", "ToolCallCut", "ToolCallEnd", "ToolCallStart", "ToolChoice", "check_parsers", "collect", "merged",
-    "output_parser", "reasoning_frame", "required_schema", "tool_choice",
+    "ToolCallArguments", "ToolCallCut", "ToolCallEnd", "ToolCallStart", "ToolChoice", "check_parsers", "collect",
+    "form_frame", "merged", "output_parser", "required_schema", "tool_choice",
 ]
 
 TOOL_PARSERS = {                                 # --tool-call-parser: name -> module:class
@@ -110,19 +110,22 @@ def output_parser(tool_parser: str | None = None, reasoning_parser: str | None =
     return reasoning if calls is None else _Chain(reasoning, calls)
 
 
-def reasoning_frame(reasoning_parser: str | None, prompt: str) -> tuple[str | None, str | None]:
-    """The texts between which an answer to this prompt reasons, (what opens it, if it reasons at all, what ends it).
+def form_frame(tool_parser: str | None, reasoning_parser: str | None, prompt: str, choice: ToolChoice) -> dict[str, Any]:
+    """Which part of an answer to this prompt the form that a request asks for applies to: fields of StructuredOutputsParams.
 
-    (None, None): it does not; (None, end): it begins within.
+    Empty: to all of it.
     """
+    from ridgeline.server.parsers.harmony import in_message
     from ridgeline.server.parsers.think import CLOSE, OPEN, left_open
 
-    if reasoning_parser in (None, "gpt_oss"):
-        return None, None
+    if "gpt_oss" in (tool_parser, reasoning_parser):
+        return {} if in_message(prompt) else {"channel": "final", "calls": choice.kind == "auto"}
+    if reasoning_parser is None:
+        return {}
     inside = left_open(prompt)
     if inside is None and reasoning_parser == "qwen3":
-        return OPEN, CLOSE
-    return None, None if inside is False else CLOSE
+        return {"opening": OPEN, "after": CLOSE}
+    return {} if inside is False else {"after": CLOSE}
 
 
 class _Plain:

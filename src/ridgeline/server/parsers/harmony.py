@@ -21,6 +21,11 @@ _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
+def in_message(prompt: str) -> bool:
+    """Whether a prompt ends within a message, whose text the answer then continues."""
+    return prompt.rfind(MESSAGE) > max(map(prompt.rfind, (START, CHANNEL, *ENDS)))
+
+
 class Harmony(Parser):
     """Reasoning, content and calls."""
 
