@@ -39,8 +39,8 @@ class Context:
 
 
 class Service:
-    """One engine behind many requests. All methods in one event loop. tracer: gets each request that has ended; meter: what accounts for
-    the engine's passes."""
+    """One engine behind many requests. All methods in one event loop. tracer: gets each request that has
+    ended; meter: accounts for the engine's passes."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig, metrics: Metrics, tracer: Tracer | None = None,
                  meter: Meter | None = None):
