@@ -94,8 +94,8 @@ def test_stored_weights_are_planned_as_they_are(run: Any, folder: Path) -> None:
 
 
 def test_levers_named_alone_are_verified(run: Any, folder: Path) -> None:
-    ran = run("explain", folder, "--context", 32, "--output", 8, "--threads", 1, "--verify", "--levers", "prefix", "--rounds", 5,
-              "--json")
+    ran = run("explain", folder, "--context", 32, "--output", 8, "--threads", 1, "--json", "--verify", "--levers", "prefix",
+              "--rounds", 5)
     found = json.loads(ran.out)
     assert [v["lever"] for v in found["verification"]] == ["prefix cache"]
     assert [a["lever"] for a in found["advice"] if a["verified_gain"] is not None] == ["prefix cache"]
