@@ -56,7 +56,7 @@ class Server:
                 raise ServerError(f"{self.command[0]} cannot be run: {error.strerror}") from error
             try:
                 url = f"http://127.0.0.1:{port}"
-                self._wait(process, url + self.health)
+                wait_until_ready(process, url + self.health)
                 yield url
             except ServerError as error:
                 printed.seek(0)
@@ -70,18 +70,20 @@ class Server:
                     process.kill()
                     process.wait()
 
-    def _wait(self, process: subprocess.Popen[bytes], url: str) -> None:
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            if process.poll() is not None:
-                raise ServerError(f"ended with code {process.returncode} before it was ready")
-            try:
-                with urllib.request.urlopen(url, timeout=5) as answer:
-                    if answer.status == 200:
-                        return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-        raise ServerError(f"was not ready within {START_S:.0f} s")
+
+def wait_until_ready(process: subprocess.Popen[Any], url: str) -> None:
+    """Until `url` answers 200. raises ServerError where the process ends before."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise ServerError(f"ended with code {process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise ServerError(f"was not ready within {START_S:.0f} s")
 
 
 def ours(model: str, threads: int, arguments: Sequence[str]) -> Server:
