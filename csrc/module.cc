@@ -9,8 +9,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -21,6 +19,7 @@
 #include "blocks.h"
 #include "pack.h"
 #include "packed.h"
+#include "probe.h"
 #include "kernels/head.h"
 
 namespace nb = nanobind;
@@ -242,32 +241,12 @@ std::vector<Traced> take_trace(Engine& engine) {
   return found;
 }
 
-// Bytes a second that the team reads from memory: the best of several passes over a buffer that no cache should hold.
-double read_bandwidth(Engine& engine, int64_t bytes) {
-  constexpr int64_t kLanes = 32, kPasses = 8;        // 256 bytes at a time, so that the loop becomes vector loads
-  const int64_t steps = bytes / static_cast<int64_t>(kLanes * sizeof(uint64_t));
-  if (steps < engine.team.size()) throw std::invalid_argument("the buffer to read is too small: " + std::to_string(bytes) + " bytes");
-  const Buffer buffer(static_cast<size_t>(steps) * kLanes * sizeof(uint64_t));
-  std::atomic<uint64_t> sink{0};                     // what is read must be used
-  double best = 0;
-  for (int pass = -1; pass < kPasses; ++pass) {
-    const auto start = std::chrono::steady_clock::now();
-    engine.team.run([&](int thread) {
-      const Range mine = share(steps, thread, engine.team.size());
-      uint64_t* data = buffer.as<uint64_t>();
-      if (pass < 0) {                                // untouched pages would all be one page of zeros
-        std::fill(data + mine.first * kLanes, data + mine.last * kLanes, uint64_t{1});
-        return;
-      }
-      uint64_t sums[kLanes] = {};
-      for (int64_t i = mine.first; i < mine.last; ++i)
-        for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] ^= data[i * kLanes + lane];
-      for (const uint64_t sum : sums) sink.fetch_xor(sum, std::memory_order_relaxed);
-    });
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (pass >= 0) best = std::max(best, static_cast<double>(buffer.size()) / seconds);
-  }
-  return best;
+// See probe.h.
+double read_bandwidth(Engine& engine, int64_t bytes, int64_t repeats) {
+  if (bytes < engine.team.size() * int64_t{512} || repeats < 1)
+    throw std::invalid_argument("the buffer to read is too small: " + std::to_string(bytes) + " bytes, " +
+                                std::to_string(repeats) + " times");
+  return ridgeline::read_bandwidth(engine.team, bytes, repeats);
 }
 
 KvView kv_view(const AttentionBlock& block, KvType type, Address k, Address v, Address k_scale, Address v_scale) {
@@ -398,7 +377,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("threads", [](const Engine& e) { return e.team.size(); })
       .def("trace", [](Engine& e, bool on) { e.trace.on = on; }, nb::arg("on"))
       .def("take_trace", &take_trace)
-      .def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
+      .def("read_bandwidth", [](Engine& e, int64_t bytes, int64_t repeats) { return read_bandwidth(e, bytes, repeats); },
+           nb::arg("bytes"), nb::arg("repeats") = 1, nb::call_guard<nb::gil_scoped_release>())
+      .def("barrier_seconds", [](Engine& e) { return barrier_seconds(e.team); }, nb::call_guard<nb::gil_scoped_release>())
+      .def("fork_seconds", [](Engine& e) { return fork_seconds(e.team); }, nb::call_guard<nb::gil_scoped_release>())
       .def("allocate", [](Engine&, const std::string& type, int64_t rows, int64_t cols, bool quantise, bool split,
                           const std::string& into) {
         return allocate(type, rows, cols, quantise, split, into);

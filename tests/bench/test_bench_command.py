@@ -93,5 +93,5 @@ def test_a_prefill_wants_the_head_for_its_last_row_only(model):
     llm = LLM(model(), load_format="dummy", max_num_batched_tokens=64, enable_prefix_caching=False)
     work, = parse_work("pp150")
     run = measure.run_once(llm, work, measure.prompts_of(llm, work))
-    assert [tuple(rows[0]) for rows in run.passes] == [(0, 64, 0), (64, 64, 0), (128, 22, 1)]
+    assert [rows[0][:3] for rows in run.passes] == [(0, 64, 0), (64, 64, 0), (128, 22, 1)]
     assert run.tokens == 150

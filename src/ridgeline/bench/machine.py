@@ -64,7 +64,7 @@ def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig) -> 
         bandwidth, peak, peak_of = _native(report, activation_dtype(config))
     else:
         threads, isa = torch.get_num_threads(), None
-        bandwidth, peak, peak_of = _torch(dtype, device)
+        bandwidth, peak, peak_of = torch_rates(dtype, device)
     return Machine(cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device), cores(),
                    threads, isa, bandwidth, peak, peak_of, torch.__version__, platform.python_version(),
                    ridgeline.__version__, round(load, 2))
@@ -85,11 +85,10 @@ def _native(report: Report, precision: str) -> tuple[float, float, str]:
     rows = stored.view(torch.uint8).numpy().reshape(COLS, -1)
     matrix = engine.pack("F32" if quantised else most, rows, COLS, quantised)
     linear = _native.Linear(matrix, [], precision)
-    x, out = values[:ROWS].contiguous(), torch.empty(ROWS, COLS)
     bandwidth = rate = 0.0
     for _ in range(ROUNDS):
         bandwidth = max(bandwidth, engine.read_bandwidth(READ_BYTES))
-        rate = max(rate, _best_rate(lambda: engine.linear(linear, x.data_ptr(), ROWS, out.data_ptr()), torch.device("cpu")))
+        rate = max(rate, native_rate(engine, linear))
     # The kernels' rule: quantised weights compute in int8 or exactly, bfloat16 ones in bfloat16 or exactly.
     name = "float32"
     if quantised and precision == "int8":
@@ -99,7 +98,14 @@ def _native(report: Report, precision: str) -> tuple[float, float, str]:
     return bandwidth, rate, f"{name}, {ROWS} x {COLS} x {COLS}"
 
 
-def _torch(dtype: torch.dtype, device: torch.device) -> tuple[float, float, str]:
+def native_rate(engine: Any, linear: Any) -> float:
+    """Operations a second of products of ROWS rows with a native linear layer of COLS x COLS."""
+    x, out = torch.rand(ROWS, COLS) - 0.5, torch.empty(ROWS, COLS)
+    return _best_rate(lambda: engine.linear(linear, x.data_ptr(), ROWS, out.data_ptr()), torch.device("cpu"))
+
+
+def torch_rates(dtype: torch.dtype, device: torch.device) -> tuple[float, float, str]:
+    """Bytes read and operations of products a second, and which products these are."""
     buffer = torch.ones(READ_BYTES // 8, dtype=torch.int64, device=device)
     # A sum reads everything once; integers, since the order of an fp32 sum costs torch time.
     x = torch.ones(ROWS, COLS, dtype=dtype, device=device)

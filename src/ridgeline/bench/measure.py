@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ridgeline.bench.limits import Pass, Rows, Shape
+from ridgeline.analysis.work import Rows
+from ridgeline.bench.limits import Pass, Shape
 from ridgeline.bench.machine import Machine
 from ridgeline.bench.work import TEXT, TEXT_TOKENS, Work, random_prompts
 from ridgeline.decoding.base import Hidden, Sample

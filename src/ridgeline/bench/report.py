@@ -19,8 +19,8 @@ def model_json(llm: LLM, shape: Shape) -> dict[str, Any]:
         "name": loaded.name, "file": loaded.path.name, "format": loaded.checkpoint.format,
         "architecture": loaded.model.config.model_type, "backend": "torch" if loaded.report is None else "native",
         "dtype": _name(loaded.dtype), "kv_cache_dtype": _name(loaded.layout.kv_dtype), "quantization": config.quantization,
-        "matrix_parameters": {"layers": shape.layer_parameters, "head": shape.head_parameters},
-        "weight_bytes": {"layers": shape.layer_bytes, "head": shape.head_bytes},
+        "matrix_parameters": {"layers": shape.layer_parameters, "head": shape.spec.head.parameters},
+        "weight_bytes": {"layers": shape.layer_bytes, "head": shape.spec.head.nbytes},
         "layers_not_native": [] if loaded.report is None else [layer.name for layer in loaded.report.declined],
         "max_num_batched_tokens": config.max_num_batched_tokens, "max_num_seqs": config.max_num_seqs,
     }
@@ -39,7 +39,7 @@ def header(llm: LLM, shape: Shape, machine: Machine) -> str:
     return "\n".join([
         f"machine  {machine.line()}",
         f"model    {model['name']} ({model['format']}{quantised}; {backend}): {shape.layer_bytes / 1e6:.0f} MB of layers, "
-        f"{shape.head_bytes / 1e6:.0f} MB of head; KV cache {model['kv_cache_dtype']}",
+        f"{shape.spec.head.nbytes / 1e6:.0f} MB of head; KV cache {model['kv_cache_dtype']}",
         f"passes   of at most {model['max_num_batched_tokens']} rows; prefix caching off; one warm-up run",
     ])
 

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     _check_context(needs, llm.engine.max_model_len, options.model)
     if llm.engine.strategies[llm.engine.default_strategy].align > 1:
         raise ConfigError(f"{options.model} decodes whole blocks; bench measures models that decode token by token")
-    shape = Shape.of(llm.loaded, shapes)
+    shape = Shape.of(llm.loaded, shapes, resolved)
     machine = measure(llm.loaded.report, llm.loaded.dtype, resolved)
     results = _measure(llm, shape, machine, options, works)
     if options.json:

@@ -62,6 +62,15 @@ class Lowered:
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A packed matrix: its type and bytes; split: into planes of high and low nibbles, as heads that greedy decoding prunes."""
+
+    kind: str
+    nbytes: int
+    split: bool = False
+
+
 @dataclass
 class Report:
     """What runs natively, with which instruction set and threads, and what does not and why."""
@@ -71,6 +80,7 @@ class Report:
     layers: list[Lowered] = field(default_factory=list)
     tensors: set[str] = field(default_factory=set)      # of the checkpoint, read here
     parameters: int = 0                                 # in native matrices
+    matrices: dict[str, Stored] = field(default_factory=dict)   # by the name of the parameter they stand for
     notes: list[str] = field(default_factory=list)      # matrices that take more memory and time than the file's form would
 
     @property
@@ -169,6 +179,7 @@ class _Builder:
         self.total = sum(p.numel() for p in model.parameters())
         self.done = 0            # parameters
         self.nbytes = 0          # of packed matrices
+        self.matrices: dict[str, Stored] = {}
         self.notes: dict[str, list[str]] = {}       # why matrices are multiplied as fp32 values -> which
 
     def walk(self, report: Report) -> None:
@@ -182,7 +193,7 @@ class _Builder:
             self.model.model.whole = NativeLayers(self.engine, blocks)
         self.norm(report)
         self.ends(report)
-        report.tensors, report.parameters = self.taken, self.done
+        report.tensors, report.parameters, report.matrices = self.taken, self.done, self.matrices
         report.notes = [f"{len(names)} matrices dequantised to float32, {reason}: {_some(names)}"
                         for reason, names in self.notes.items()]
 
@@ -200,7 +211,7 @@ class _Builder:
         if self.checkpoint.format != "dummy":
             form = codes.form_of(self.checkpoint, source)
             if form is not None and (kind := codes.native_type(form, cols)) is not None:
-                return self._codes(kind, source, rows, cols, head)
+                return self._codes(name, kind, source, rows, cols, head)
             if form is not None:
                 self.notes.setdefault(codes.why_not(form), []).append(source.name)
             packed = packed_source(self.checkpoint, source)
@@ -213,7 +224,7 @@ class _Builder:
         self.done += rows * cols
         if self.engine is None:
             stored = packed.raw.size if packed is not None else rows * cols * FLOATS[kind].itemsize
-            self.nbytes += codes.stored_bytes(final, rows, cols) if quantise else stored
+            self._count(name, Stored(final, codes.stored_bytes(final, rows, cols) if quantise else stored))
             return None, final
         raw = self._rows(name, source, FLOATS[kind], (rows, cols)) if packed is None else packed.raw
         try:
@@ -225,25 +236,29 @@ class _Builder:
                     self.checkpoint.release(source.name)
         except ValueError as error:
             raise Declined(str(error)) from error
-        return self._made_matrix(matrix), final
+        return self._made_matrix(name, final, matrix), final
 
-    def _codes(self, kind: str, source: From, rows: int, cols: int, head: bool) -> tuple[Any, str]:
+    def _codes(self, name: str, kind: str, source: From, rows: int, cols: int, head: bool) -> tuple[Any, str]:
         """A matrix that the checkpoint keeps as codes with scales and zeros."""
         self.done += rows * cols
         if self.engine is None:
-            self.nbytes += codes.stored_bytes(kind, rows, cols)
+            self._count(name, Stored(kind, codes.stored_bytes(kind, rows, cols)))
             return None, kind
         matrix = self.engine.allocate_codes(kind, rows, cols, head and self._splits(kind, cols))
         codes.fill(self.engine, matrix, self.checkpoint, source, rows, ROWS_AT_ONCE)
-        return self._made_matrix(matrix), kind
+        return self._made_matrix(name, kind, matrix), kind
 
     def _splits(self, kind: str, cols: int) -> bool:
         """Split heads serve greedy decoding by halves; exact arithmetic reads them whole anyway."""
         assert self.engine is not None
         return kind == "Q8_0" and self.engine.prunes and self.precision == "int8" and cols <= MOST_SPLIT_COLUMNS
 
-    def _made_matrix(self, matrix: Any) -> Any:
-        self.nbytes += matrix.nbytes
+    def _count(self, name: str, stored: Stored) -> None:
+        self.matrices[name] = stored
+        self.nbytes += stored.nbytes
+
+    def _made_matrix(self, name: str, kind: str, matrix: Any) -> Any:
+        self._count(name, Stored(kind, matrix.nbytes, matrix.split))
         if self.progress is not None:
             self.progress(self.done, self.total)
         return matrix
