@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from ridgeline.cache import CacheStats, CacheStore, OutOfPages
@@ -65,6 +66,8 @@ class Engine:
                                    max_num_batched_tokens=max_num_batched_tokens,
                                    max_mixed_prefill_tokens=max_mixed_prefill_tokens)
         self.stats = EngineStats()
+        # Told of each pass: its role, its slices and its seconds.
+        self.on_pass: Callable[[str, Seq[Slice], float], None] | None = None
         self._random = random.Random(seed)
         self._requests: dict[str, list[Sequence]] = {}
         self._order = 0
@@ -206,12 +209,15 @@ class Engine:
         ready = [piece for seq, piece in pieces.items() if seq in grants]     # a later one may have preempted it
         if not ready:
             return []
+        started = time.monotonic()
         try:
             results = self.runners[role].execute(ready)
         except Exception as error:  # a failing pass must not take the requests of other passes with it
             for piece in ready:
                 self._fail(piece.seq, error)
             return []
+        if self.on_pass is not None:
+            self.on_pass(role, ready, time.monotonic() - started)
         for piece, result in zip(ready, results):
             self._receive(piece, result)
         return ready

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from browser_kit import CHROMIUM, Browser
 
+from browser_kit import CHROMIUM, Browser
 from ridgeline import LLM
 from server_kit import Running, until
 from tiny_checkpoint import write_checkpoint
@@ -51,6 +51,10 @@ def test_a_conversation_in_the_page(browser: Browser, server: Running, width: in
     assert float(browser.run("document.getElementById('rate').textContent")) > 1
     assert browser.run("document.getElementById('running').textContent").isdigit()
     assert browser.run("document.getElementById('kv').textContent").endswith(" %")
+    for stage in ("prefill", "decode"):
+        shown = browser.until(f"document.getElementById('{stage}-limit').textContent !== '–' && "
+                              f"document.getElementById('{stage}-limit').textContent")
+        assert re.fullmatch(r"(compute|weights|KV cache|overhead) \d+ %", shown), shown
     # Nothing is wider than the window, and the form can be seen.
     assert browser.run("document.documentElement.scrollWidth") <= width
     box: Any = browser.run("(() => { const b = document.getElementById('send').getBoundingClientRect(); "

@@ -53,7 +53,7 @@ class Machine:
                 f"computes {self.peak / 1e9:.0f} GOPS ({self.peak_of}), both measured before the run")
 
 
-def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig) -> Machine:
+def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig, *, rounds: int = ROUNDS) -> Machine:
     """Measure this machine as a model uses it: with its threads, and with the kind of product most of its weights need.
 
     report: of the native backend, None where torch runs the model; dtype: of torch's weights.
@@ -61,16 +61,16 @@ def measure(report: Report | None, dtype: torch.dtype, config: EngineConfig) -> 
     load, device = os.getloadavg()[0], torch.device(config.device)
     if report is not None:
         threads, isa = report.threads, report.isa
-        bandwidth, peak, peak_of = _native(report, activation_dtype(config))
+        bandwidth, peak, peak_of = _native(report, activation_dtype(config), rounds)
     else:
         threads, isa = torch.get_num_threads(), None
-        bandwidth, peak, peak_of = torch_rates(dtype, device)
+        bandwidth, peak, peak_of = torch_rates(dtype, device, rounds)
     return Machine(cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device), cores(),
                    threads, isa, bandwidth, peak, peak_of, torch.__version__, platform.python_version(),
                    ridgeline.__version__, round(load, 2))
 
 
-def _native(report: Report, precision: str) -> tuple[float, float, str]:
+def _native(report: Report, precision: str, rounds: int) -> tuple[float, float, str]:
     from ridgeline.native import _native
 
     sizes: dict[str, int] = {}
@@ -86,7 +86,7 @@ def _native(report: Report, precision: str) -> tuple[float, float, str]:
     matrix = engine.pack("F32" if quantised else most, rows, COLS, quantised)
     linear = _native.Linear(matrix, [], precision)
     bandwidth = rate = 0.0
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         bandwidth = max(bandwidth, engine.read_bandwidth(READ_BYTES))
         rate = max(rate, native_rate(engine, linear))
     # The kernels' rule: quantised weights compute in int8 or exactly, bfloat16 ones in bfloat16 or exactly.
@@ -104,14 +104,14 @@ def native_rate(engine: Any, linear: Any) -> float:
     return _best_rate(lambda: engine.linear(linear, x.data_ptr(), ROWS, out.data_ptr()), torch.device("cpu"))
 
 
-def torch_rates(dtype: torch.dtype, device: torch.device) -> tuple[float, float, str]:
+def torch_rates(dtype: torch.dtype, device: torch.device, rounds: int = ROUNDS) -> tuple[float, float, str]:
     """Bytes read and operations of products a second, and which products these are."""
     buffer = torch.ones(READ_BYTES // 8, dtype=torch.int64, device=device)
     # A sum reads everything once; integers, since the order of an fp32 sum costs torch time.
     x = torch.ones(ROWS, COLS, dtype=dtype, device=device)
     w = torch.ones(COLS, COLS, dtype=dtype, device=device)
     read = rate = 0.0
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         read = max(read, *(_once(buffer.sum, device) for _ in range(4)))
         rate = max(rate, _best_rate(lambda: torch.matmul(x, w.T), device))
     return READ_BYTES * read, rate, f"{str(dtype).removeprefix('torch.')}, {ROWS} x {COLS} x {COLS}"

@@ -165,7 +165,7 @@ def recorded(llm: LLM) -> Iterator[list[Pass]]:
     execute = runner.execute
 
     def noting(slices: Sequence[Slice]) -> Any:
-        passes.append([Rows(s.placement.start, s.count, _wanted(s)) for s in slices])
+        passes.append([Rows(s.placement.start, s.count, wanted_rows(s)) for s in slices])
         return execute(slices)
 
     runner.execute = noting  # type: ignore[method-assign]
@@ -185,7 +185,7 @@ def _less(after: tuple[int, int], before: tuple[int, int]) -> tuple[int, int]:
     return after[0] - before[0], after[1] - before[1]
 
 
-def _wanted(piece: Slice) -> int:
+def wanted_rows(piece: Slice) -> int:
     """Rows of the slice that go through the head: one for each draw."""
     if not piece.last:
         return 0

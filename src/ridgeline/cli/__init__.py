@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "answer requests over HTTP, as OpenAI's and Anthropic's interfaces have it",
     "run-batch": "answer a file of requests, in the format of OpenAI's batches",
     "info": "what a model is made of, and the memory it needs",
+    "explain": "where the time goes, how far from the limit, what would help, and whether it did",
     "perplexity": "how well a model predicts a text, alone or against a reference",
     "quantize": "write a model with weights of 4 or 8 bits",
     "bench": "how fast a model runs here beside the limit of this machine, or a server under load",

@@ -92,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
     plan = _plan(options)
     from ridgeline.bench.serve import measure, report
     from ridgeline.cli.progress import bar
+    from ridgeline.report.text import write
 
     if options.save_result is not None and not options.save_result.endswith((".json", ".jsonl")):
         raise ConfigError(f"--save-result is {options.save_result!r}; the name must end in .json or .jsonl")
@@ -101,11 +102,11 @@ def run(options: argparse.Namespace) -> int:
     if options.save_result is not None:
         report.save(result, options.save_result)
     if options.markdown is not None:
-        report.write(options.markdown, report.markdown(result))
+        write(options.markdown, report.markdown(result))
     if options.html is not None:
         from ridgeline.bench.serve.html import html
 
-        report.write(options.html, html(result))
+        write(options.html, html(result))
     if result["interrupted"]:
         print("interrupted: what was measured until then is above", file=sys.stderr)
         return INTERRUPTED

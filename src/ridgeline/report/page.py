@@ -19,6 +19,7 @@ STYLE = """
 body { margin: 0 auto; max-width: 1280px; padding: 20px 16px 48px; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 28px 0 10px; }
+h3 { font-size: 15px; margin: 18px 0 6px; }
 p { margin: 6px 0; } .soft { color: var(--soft); font-size: 13px; } .verdict { font-size: 18px; margin: 8px 0 12px; }
 ul.badges { list-style: none; margin: 8px 0; padding: 0; } .badges li { margin: 4px 0; }
 .badge { display: inline-block; border: 1px solid; border-radius: 10px; padding: 0 8px; margin-right: 6px; font-size: 12px; }
@@ -31,6 +32,7 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 th, td { text-align: right; padding: 4px 10px 4px 0; border-bottom: 1px solid var(--edge); vertical-align: top;
   white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
+td.left, th.left { text-align: left; }
 td.text, th.text { text-align: left; white-space: normal; min-width: 180px; color: var(--soft); }
 pre { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: 10px; white-space: pre-wrap;
   overflow-wrap: anywhere; font-size: 13px; }
@@ -82,15 +84,15 @@ def code(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def table(rows: Sequence[Sequence[str]], *, text: Sequence[int] = (-1,)) -> str:
-    """The first row is the heading; text: columns of sentences, which may wrap."""
+def table(rows: Sequence[Sequence[str]], *, text: Sequence[int] = (-1,), left: Sequence[int] = ()) -> str:
+    """The first row is the heading; text: columns of sentences, which may wrap; left: columns of words."""
     if not rows:
         return ""
     wraps = {i % len(rows[0]) for i in text}
 
     def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f'<{tag}{" class=text" if i in wraps else ""}>{escape(cell)}</{tag}>'
-                                for i, cell in enumerate(cells)) + "</tr>"
+        kinds = [" class=text" if i in wraps else " class=left" if i in left else "" for i in range(len(cells))]
+        return "<tr>" + "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds)) + "</tr>"
 
     head, *body = rows
     return f'<div class="wide"><table>{row(head, "th")}{"".join(row(cells, "td") for cells in body)}</table></div>'

@@ -133,7 +133,8 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
         s = service.llm.llm.engine.stats
         return Json({"model": config.names[0], "chat": service.has_chat, "max_model_len": service.max_model_len,
                      "running": s.running, "waiting": s.waiting, "kv_cache_usage": s.kv_usage,
-                     "generation_tokens": s.generation_tokens, "prompt_tokens": s.prompt_tokens})
+                     "generation_tokens": s.generation_tokens, "prompt_tokens": s.prompt_tokens,
+                     "bottleneck": service.meter.shares() if service.meter is not None else {}})
 
     @app.get("/", include_in_schema=False)
     async def root() -> Response:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 
 import uvicorn
 
+from ridgeline.analysis.live import watch
 from ridgeline.async_llm import AsyncLLM
 from ridgeline.errors import ConfigError
 from ridgeline.llm import LLM
@@ -46,12 +47,13 @@ class Server:
 
     def __init__(self, llm: LLM, config: ServerConfig, listener: socket.socket):
         self.config, self.listener = config, listener
-        self.metrics = Metrics(llm.engine.stats, config.names[0])
+        self.meter = watch(llm)
+        self.metrics = Metrics(llm.engine.stats, config.names[0], self.meter)
         self.access_log = AccessLog(config.access_log)
         self.llm = AsyncLLM(llm, on_step=self.metrics.step)
         endpoint = config.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint, config.names[0])
-        self.service = Service(self.llm, config, self.metrics, self.tracer)
+        self.service = Service(self.llm, config, self.metrics, self.tracer, self.meter)
         self.http = HttpServer(uvicorn.Config(
             create_app(self.service, self.access_log), log_config=None, access_log=False, lifespan="off", ws="none",
             server_header=False, timeout_graceful_shutdown=int(GRACE_S), timeout_keep_alive=75, proxy_headers=False))

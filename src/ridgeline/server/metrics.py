@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ridgeline.analysis.live import Meter
 from ridgeline.engine import EngineStats
 from ridgeline.types import RequestMetrics
 
@@ -37,11 +38,11 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
 class Metrics:
-    """stats: the engine's counters; model: the label of every sample."""
+    """stats: the engine's counters; model: the label of every sample; meter: what accounts for its passes."""
 
-    def __init__(self, stats: EngineStats, model: str):
+    def __init__(self, stats: EngineStats, model: str, meter: Meter | None = None):
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(stats, model))
+        self.registry.register(_EngineCollector(stats, model, meter))
         label = ("model_name",)
         self._histograms = {name: Histogram(f"ridgeline:{name}", text, label, buckets=buckets,
                                             registry=self.registry).labels(model)
@@ -88,8 +89,8 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, stats: EngineStats, model: str):
-        self._stats, self._model = stats, model
+    def __init__(self, stats: EngineStats, model: str, meter: Meter | None):
+        self._stats, self._model, self._meter = stats, model, meter
 
     def collect(self) -> Iterator[Metric]:
         s = self._stats
@@ -121,3 +122,21 @@ class _EngineCollector(Collector):
         for place, accepted in enumerate(list(s.accepted_per_pos)):
             positions.add_metric((self._model, str(place)), accepted)
         yield positions
+        if self._meter is not None:
+            yield from self._estimates(self._meter)
+
+    def _estimates(self, meter: Meter) -> Iterator[Metric]:
+        for name, text, value in (
+                ("estimated_flops", "Operations of the target's passes, two a multiply-add.", meter.flops),
+                ("estimated_read_bytes", "Weights, keys and values that they read.", meter.read_bytes),
+                ("estimated_write_bytes", "Keys and values that they wrote.", meter.write_bytes)):
+            counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=("model_name",))
+            counter.add_metric((self._model,), value)
+            yield counter
+        text = "Share of the recent time of a stage that a kind of limit explains."
+        bottleneck = GaugeMetricFamily("ridgeline:bottleneck", text,
+                                       labels=("model_name", "stage", "kind"))
+        for stage, found in meter.shares().items():
+            for kind, part in found.items():
+                bottleneck.add_metric((self._model, stage, kind), part)
+        yield bottleneck

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ridgeline.analysis.live import Meter
 from ridgeline.async_llm import LONG_PROMPT, Answer, AsyncLLM
 from ridgeline.errors import EngineError, InvalidParams
 from ridgeline.frontend import Prompt
@@ -38,10 +39,12 @@ class Context:
 
 
 class Service:
-    """One engine behind many requests. All methods in one event loop. tracer: gets each request that has ended."""
+    """One engine behind many requests. All methods in one event loop. tracer: gets each request that has
+    ended; meter: accounts for the engine's passes."""
 
-    def __init__(self, llm: AsyncLLM, config: ServerConfig, metrics: Metrics, tracer: Tracer | None = None):
-        self.llm, self.config, self.metrics, self.tracer = llm, config, metrics, tracer
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, metrics: Metrics, tracer: Tracer | None = None,
+                 meter: Meter | None = None):
+        self.llm, self.config, self.metrics, self.tracer, self.meter = llm, config, metrics, tracer, meter
         engine = llm.llm.engine
         self.max_model_len, self.seats = engine.max_model_len, engine.scheduler.max_num_seqs
         generation = llm.llm.loaded.checkpoint.generation_config

@@ -8,9 +8,10 @@ from typing import Any
 from ridgeline.bench.serve import stats
 from ridgeline.bench.serve.metrics import METRICS, Wanted, meets
 from ridgeline.bench.serve.record import Record
-from ridgeline.bench.serve.report import facts, number, table
+from ridgeline.bench.serve.report import facts
 from ridgeline.bench.serve.run import INTERRUPTED
 from ridgeline.errors import ConfigError
+from ridgeline.report.text import number, table
 
 LEVEL = 0.99              # of the interval that must leave out "no difference"; some ten rows are read at once
 LEAST = 10                # requests on either side

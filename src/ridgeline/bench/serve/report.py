@@ -8,9 +8,9 @@ from typing import Any
 
 from ridgeline.bench.serve.metrics import METRICS, SYMBOLS
 from ridgeline.errors import ConfigError
+from ridgeline.report.text import Rows, markdown_table, ms, number, span, table, write
 
 KIND, VERSION = "ridgeline bench serve", 1
-Rows = list[list[str]]
 
 
 def verdict(result: dict[str, Any]) -> str:
@@ -110,10 +110,10 @@ def markdown(result: dict[str, Any]) -> str:
     """The same as a page of markdown."""
     parts = ["# Load test", verdict(result), "\n".join(f"* **{name}**: {value}" for name, value in facts(result))]
     if len(result["cells"]) > 1:
-        parts += ["## Load and latency", _markdown_table(curve_rows(result))]
+        parts += ["## Load and latency", markdown_table(curve_rows(result))]
     for cell in result["cells"]:
-        parts += [f"## {cell['arrivals']['name']}", _markdown_table(latency_rows(cell)),
-                  _markdown_table([["", "", "formula"], *load_rows(cell)]),
+        parts += [f"## {cell['arrivals']['name']}", markdown_table(latency_rows(cell)),
+                  markdown_table([["", "", "formula"], *load_rows(cell)]),
                   "\n".join(f"* **{badge['grade']}**: {badge['text']}" for badge in cell["badges"])]
     return "\n\n".join([*parts, SYMBOLS + ".", "## Again", f"    {result['command']}"]) + "\n"
 
@@ -192,46 +192,6 @@ def _of_lines(content: str) -> dict[str, Any]:
         else:
             result["cells"][line["cell"]]["requests"].append(line)
     return result
-
-
-def write(path: str, content: str) -> None:
-    try:
-        Path(path).expanduser().write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {error.strerror}") from error
-
-
-def table(rows: Rows, right: bool = True) -> str:
-    """Columns in line; the first and the last to the left, the others to the right if asked."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for row in rows:
-        inner = [cell.rjust(w) if right else cell.ljust(w) for cell, w in zip(row[1:-1], widths[1:-1])]
-        lines.append("  ".join([row[0].ljust(widths[0]), *inner, row[-1]]).rstrip())
-    return "\n".join(lines)
-
-
-def _markdown_table(rows: Rows) -> str:
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def ms(seconds: float | None) -> str:
-    return "-" if seconds is None else _digits(seconds * 1e3)
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else _digits(value)
-
-
-def _digits(value: float) -> str:
-    """Three digits or all before the point."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def span(found: Sequence[float] | None) -> str:
-    return "-" if found is None else f"{ms(found[0])} to {ms(found[1])}"
 
 
 def without_requests(result: dict[str, Any]) -> dict[str, Any]:
