@@ -25,8 +25,8 @@ class Sample:
 
     request: waterfall.Waterfall
     steps: dict[str, waterfall.Waterfall]
-    prompt: list[int]
-    answer: list[int]
+    prompt: Sequence[int]
+    answer: Sequence[int]
     spans: list[Span]
     head_scored: float
     batch: int
