@@ -38,6 +38,7 @@ class Behaviour:
     hang_after: int | None = None
     garbage_after: int | None = None
     error_after: int | None = None
+    closes: bool = False                    # the connection ends right behind the stream, unannounced
     plain: bool = False                     # one JSON object instead of a stream
     metrics: bool = False
     fails: Callable[[int], bool] = lambda number: False     # which requests, by number, get 500
@@ -157,7 +158,7 @@ class Peer:
         await _event(writer, "[DONE]")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
-        return True
+        return not b.closes
 
     async def _misbehave(self, act: str, writer: asyncio.StreamWriter) -> bool:
         if act == "hang":

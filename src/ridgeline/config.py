@@ -38,6 +38,7 @@ class EngineConfig:
     num_states: int | None = None            # explicit recurrent-state slots per model
     max_num_seqs: int = 64                   # sequences that run at once
     max_num_batched_tokens: int = 512        # rows of one forward pass
+    max_mixed_prefill_tokens: int | None = None   # prompt rows beside decoding ones; None = 128 on a CPU, else no limit
     scheduling_policy: str = "fcfs"          # fcfs | priority | static
     enable_prefix_caching: bool = True
     seed: int = 0                            # of requests that bring none
@@ -50,7 +51,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_pages", "num_states", "max_num_seqs",
-                     "max_num_batched_tokens", "threads"):
+                     "max_num_batched_tokens", "max_mixed_prefill_tokens", "threads"):
             optional = name not in ("block_size", "max_num_seqs", "max_num_batched_tokens")
             self._integer(name, least=1, optional=optional)
         self._integer("max_logprobs", least=0)

@@ -54,8 +54,8 @@ class Engine:
 
     def __init__(self, runners: Mapping[str, Runner], store: CacheStore, strategies: Mapping[str, Strategy], *,
                  max_model_len: int, max_num_seqs: int = 64, max_num_batched_tokens: int = 512,
-                 scheduling_policy: str = "fcfs", eos_token_ids: tuple[int, ...] = (), vocab_size: int,
-                 max_logprobs: int = 20, seed: int = 0):
+                 max_mixed_prefill_tokens: int | None = None, scheduling_policy: str = "fcfs",
+                 eos_token_ids: tuple[int, ...] = (), vocab_size: int, max_logprobs: int = 20, seed: int = 0):
         self.runners, self.store, self.strategies = dict(runners), store, dict(strategies)
         for name, strategy in (("score", Score()), ("embed_last", Embed("last")), ("embed_mean", Embed("mean"))):
             self.strategies.setdefault(name, strategy)
@@ -63,7 +63,8 @@ class Engine:
         self.max_model_len, self.eos_token_ids, self.vocab_size = max_model_len, eos_token_ids, vocab_size
         self.max_logprobs = max_logprobs
         self.scheduler = Scheduler(build_policy(scheduling_policy), max_num_seqs=max_num_seqs,
-                                   max_num_batched_tokens=max_num_batched_tokens)
+                                   max_num_batched_tokens=max_num_batched_tokens,
+                                   max_mixed_prefill_tokens=max_mixed_prefill_tokens)
         self.stats = EngineStats()
         # Told of each pass: its role, its slices and its seconds.
         self.on_pass: Callable[[str, Seq[Slice], float], None] | None = None

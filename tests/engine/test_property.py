@@ -85,6 +85,7 @@ def scenario(draw: st.DrawFn, kind: str) -> dict[str, Any]:
         "pages": longest + draw(st.integers(0, longest // 3)), "states": draw(st.sampled_from([3, 9, 40, 40])),
         "prefix_caching": draw(st.sampled_from([True, True, False])), "max_num_seqs": draw(st.sampled_from([3, 6, 16])),
         "max_num_batched_tokens": draw(st.sampled_from([8, 11, 24, 100])),
+        "max_mixed_prefill_tokens": draw(st.sampled_from([None, 1, 5])),
         "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "static"]))}
 
 

@@ -135,6 +135,24 @@ def test_decoding_goes_on_beside_a_long_prompt() -> None:
     assert len(r.answers["long", 0].tokens) == 1
 
 
+def test_decoding_sequences_wait_for_small_pieces_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone a prompt gets the whole budget; beside decoding sequences, together with other prompts, the mixed limit."""
+    r = Rig(model("softmax"), max_num_batched_tokens=24, max_mixed_prefill_tokens=6)
+    pieces: list[dict[str, int]] = []
+    runner = r.engine.runners["target"]
+    execute = runner.execute
+    monkeypatch.setattr(runner, "execute", lambda slices: pieces.append({s.seq.request_id: s.count for s in slices})
+                        or execute(slices))
+    r.add("first", prompt(20, seed=20), max_tokens=30)
+    r.step()
+    r.add("long", prompt(40, seed=40), max_tokens=3)
+    r.add("short", prompt(4, seed=4), max_tokens=3)
+    answers = r.finish()
+    assert pieces[:8] == [{"first": 20}, *[{"first": 1, "long": 6}] * 6, {"first": 1, "long": 4, "short": 2}]
+    for key, n, most in (("first", 20, 30), ("long", 40, 3), ("short", 4, 3)):
+        assert same(answers[key, 0], alone("softmax", n, max_tokens=most))
+
+
 def test_requests_join_and_leave_a_running_batch() -> None:
     r = Rig(model("softmax"))
     r.add("a", prompt(5, seed=5), max_tokens=20)

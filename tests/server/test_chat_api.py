@@ -122,6 +122,14 @@ def test_a_template_from_a_file_is_used(tmp_path: Path) -> None:
             "prompt": f"{ASK[0]['content']}!"}
 
 
+def test_tokenizer_info(http: httpx.Client, alone: LLM) -> None:
+    found = http.get("/tokenizer_info").json()
+    assert (found["bos_token"], found["eos_token"], found["model_max_length"]) == ("<bos>", "<eos>", 256)
+    assert alone.tokenizer is not None and found["chat_template"] == alone.tokenizer.chat_template
+    for name in ("bos_token", "eos_token"):
+        assert http.post("/tokenize", json={"prompt": found[name], "add_special_tokens": False}).json()["count"] == 1
+
+
 def test_tokenize_and_detokenize(http: httpx.Client, alone: LLM) -> None:
     assert alone.tokenizer is not None
     for special in (True, False):

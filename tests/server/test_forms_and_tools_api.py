@@ -1,6 +1,7 @@
 """Structured output, tools and reasoning through the official client and over plain HTTP."""
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from ridgeline import LLM
 from ridgeline.errors import ConfigError
 from ridgeline.server.config import ServerConfig
 from script_kit import CALL, says
-from server_kit import Running, client_of
+from server_kit import Running, client_of, events
 
 SCHEMA: dict[str, Any] = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 99,
@@ -95,6 +96,42 @@ def test_forms_of_the_other_interfaces(server: Running, client: openai.OpenAI, h
     message = http.post("/v1/messages", json={"model": "tiny", "messages": SAYS, "max_tokens": 30,
      "output_config": {"format": form}})
     assert json.loads(message.json()["content"][0]["text"]) in ([], 7)
+
+
+def bounded_schema(i: int) -> dict[str, Any]:
+    """Different for each i, in names and in shape."""
+    return {
+        "type": "object", "additionalProperties": False,
+        "properties": {f"name{i}": {"type": "string", "maxLength": 1 + i % 5},
+                       "age": {"type": "integer", "minimum": i, "maximum": 2 * i + 9},
+                       "tags": {"type": "array", "items": {"enum": ["a", "海", i]}, "maxItems": i % 4},
+                       "kind": {"type": ["boolean", "null"]}},
+        "required": [f"name{i}", "age", "tags", "kind"][:1 + i % 4]}
+
+
+def test_a_hundred_schemas_at_once_are_all_obeyed(folder: Path) -> None:
+    """Through both interfaces and both fields, streamed and not, greedy and not, more than there are seats."""
+    async def ask(http: httpx.AsyncClient, i: int) -> tuple[str, str]:
+        schema, stream = bounded_schema(i), i % 3 == 0
+        form: dict[str, Any] = ({"structured_outputs": {"json": schema}} if i % 4 < 2 else {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}})
+        path, prompt = ("/v1/completions", {"prompt": f"{i} "}) if i % 2 else ("/v1/chat/completions", {"messages": SAYS})
+        answer = await http.post(path, json={**prompt, **form, "max_tokens": 200, "stream": stream, "seed": i,
+                                             "temperature": (i % 5) * 0.4})
+        assert answer.status_code == 200, answer.text
+        choices = [event["choices"][0] for event in events(answer)] if stream else [answer.json()["choices"][0]]
+        texts = [choice["text"] if i % 2 else choice["delta" if stream else "message"].get("content") for choice in choices]
+        return "".join(text or "" for text in texts), choices[-1]["finish_reason"]
+
+    async def main(url: str) -> list[tuple[str, str]]:
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as http:
+            return list(await asyncio.gather(*(ask(http, i) for i in range(100))))
+
+    with Running(LLM(folder, threads=1, max_num_seqs=32), model="tiny") as server:
+        answers = asyncio.run(main(server.url))
+    for i, (text, reason) in enumerate(answers):
+        assert reason == "stop", (i, text)
+        jsonschema.validate(json.loads(text), bounded_schema(i))
 
 
 def test_concurrent_requests_of_every_kind(server: Running) -> None:

@@ -9,16 +9,18 @@ from typing import Any
 
 import httpx
 import pytest
+from benchmarks.soak import run, watch
 
-from ridgeline import LLM, SamplingParams
+from ridgeline import LLM, SamplingParams, hub
+from ridgeline.errors import ModelNotFound
 from server_kit import Running, events, until
 
 PROMPTS = [f"{i} the sea 🙂" for i in range(50)]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("clients, seconds", [(40, 4), pytest.param(200, 120, marks=pytest.mark.slow)])
-def test_answers_stay_right_among_clients_that_misbehave(folder: Path, clients: int, seconds: float) -> None:
+def test_answers_stay_right_among_clients_that_misbehave(folder: Path) -> None:
+    clients, seconds = 40, 4
     alone = LLM(folder, threads=1)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     expected = [output.outputs[0].text for output in alone.generate(PROMPTS, params)]
@@ -63,3 +65,45 @@ def test_answers_stay_right_among_clients_that_misbehave(folder: Path, clients: 
         until(lambda: not llm.frontend.has_work)
         assert llm.engine.stats.running == llm.engine.stats.waiting == 0 and stats.usage == 0
     assert min(done.values()) > 0 and done["right"] >= clients, done
+
+
+@pytest.mark.slow
+def test_two_hundred_clients_until_sigterm() -> None:
+    """A server in a process of its own, with a real model: memory, pages, connections, /health, and the way down, too."""
+    try:
+        hub.resolve("gemma3-270m")
+    except ModelNotFound as missing:
+        pytest.skip(f"needs the packaged model: {missing}")
+    result = run.soak("gemma3-270m", clients=200, seconds=60)
+    assert result["failures"] == [], run.report(result)
+
+
+@pytest.mark.slow
+def test_a_short_soak_of_a_tiny_model(folder: Path) -> None:
+    """Answers, pages, connections and the way down; times and memory need a longer one."""
+    result = run.soak(str(folder), clients=20, seconds=2, serve_args=["--threads", "1", "--max-model-len", "256"])
+    result["health"]["p99_s"] = 0.0
+    assert run.failures(result) == [], run.report(result)
+    assert result["counts"]["right"] >= 20 and result["exit_code"] == 0
+    assert len(result["memory"]["samples"]) > 0
+
+
+def test_what_a_soak_calls_a_failure() -> None:
+    result: dict[str, Any] = {
+        "counts": {"right": 5, "gone": 1, "told of nonsense": 1, "giant": 1}, "faults": {}, "examples": {},
+        "left": {"kv_cache_usage_perc": 0.0}, "exit_code": 0, "log_errors": [], "health": {"count": 500, "p99_s": 0.004},
+        "memory": {"samples": [(0.0, 900 << 20)] * 8, "growth_bytes": 0}}
+    assert run.failures(result) == []
+    for name, value, said in (
+            ("faults", {"wrong": 2}, "2 x wrong, e.g. this"), ("counts", {}, "no request was ever right"),
+            ("exit_code", -15, "SIGTERM is -15"), ("left", {"kv_cache_usage_perc": 0.25}, "kv_cache_usage_perc is 0.25"),
+            ("log_errors", ["ERROR no"], "ERROR no"),
+            ("health", {"count": 500, "p99_s": 0.06}, "p99 of /health is 0.06 s over 500"),
+            ("memory", {"samples": [(0.0, mb << 20) for mb in range(800, 1000, 20)], "growth_bytes": 10**8}, "by 100.0 MB")):
+        found = run.failures({**result, "examples": {"wrong": "this"}, name: value})
+        assert found and said in found[0], found
+
+
+def test_memory_that_only_warms_up_does_not_grow() -> None:
+    assert not watch.grows([mb << 20 for mb in (500, 700, 800, 801, 800, 802, 801, 803)])
+    assert watch.grows([mb << 20 for mb in (500, 700, 800, 810, 830, 850, 870, 890)])

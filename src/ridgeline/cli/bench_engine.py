@@ -41,15 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from ridgeline.config import EngineConfig
+
     works = _check(options)
     config = {**engine_options(options), "enable_prefix_caching": False}
     if works:
         config["max_num_seqs"] = max(work.sequences for work in works)
+        # Whole passes of prompts, beside sequences that already decode too: what counts begins when all do.
+        config["max_mixed_prefill_tokens"] = EngineConfig.of(config).max_num_batched_tokens
     from ridgeline.bench import report
     from ridgeline.bench.limits import Shape
     from ridgeline.bench.machine import measure
     from ridgeline.cli.progress import load_llm
-    from ridgeline.config import EngineConfig
     from ridgeline.loading import describe
 
     resolved = EngineConfig.of({"progress": False, **config})

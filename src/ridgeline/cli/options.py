@@ -43,6 +43,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory of the KV cache and recurrent states (default: by the free memory)")
     add("--max-num-seqs", type=int, metavar="N", help="sequences that run at once (default 64)")
     add("--max-num-batched-tokens", type=int, metavar="N", help="rows of one forward pass (default 512)")
+    add("--max-mixed-prefill-tokens", type=int, metavar="N",
+        help="prompt rows of a pass in which other sequences decode (default 128 on a CPU, else no limit)")
     add("--max-logprobs", type=int, metavar="N", help="most log-probabilities that a request may ask for (default 20)")
     add("--scheduling-policy", metavar="NAME", help="fcfs (default), priority or static")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None,
@@ -57,7 +59,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 ENGINE_FLAGS = ("backend", "strict_native", "activation_dtype", "quantization", "revision", "load_format", "dtype",
                 "kv_cache_dtype", "max_model_len", "tokenizer", "skip_tokenizer_init",
                 "device", "threads", "block_size", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens",
-                "max_logprobs", "scheduling_policy", "enable_prefix_caching", "speculative_config", "diffusion_config")
+                "max_mixed_prefill_tokens", "max_logprobs", "scheduling_policy", "enable_prefix_caching",
+                "speculative_config", "diffusion_config")
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:

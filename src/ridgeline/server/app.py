@@ -105,6 +105,11 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """Special tokens and the chat template."""
+        return Json(tokens.info(service))
+
     @app.get("/v1/models")
     async def models() -> Response:
         return Json({"object": "list", "data": [_model(service, name) for name in config.names]})

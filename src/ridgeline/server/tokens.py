@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize."""
+"""/tokenize, /detokenize and /tokenizer_info."""
 from __future__ import annotations
 
 from functools import partial
@@ -34,6 +34,16 @@ async def detokenize(service: Service, request: DetokenizeRequest, context: Cont
         raise ApiError(400, f"tokens: got the id {wrong}; allowed: 0 to {size - 1}", param="tokens", code="invalid_value")
     decode = partial(_tokenizer(service).decode, request.tokens, skip_special_tokens=False)
     return {"prompt": await service.llm.off_loop(decode, long=len(request.tokens) > LONG_PROMPT)}
+
+
+def info(service: Service) -> dict[str, Any]:
+    """What evaluation harnesses ask before they use /tokenize; names as in a tokenizer_config.json."""
+    tokenizer = _tokenizer(service)
+    eos = tokenizer.eos_token_ids
+    return {"tokenizer_class": type(tokenizer).__name__, "model_max_length": service.max_model_len,
+            "bos_token": None if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id),
+            "eos_token": tokenizer.token_text(eos[0]) if eos else None,
+            "chat_template": service.llm.llm.frontend.chat_template or tokenizer.chat_template}
 
 
 def _tokenizer(service: Service) -> Tokenizer:

@@ -207,6 +207,13 @@ def test_errors_are_counted_and_fail_goodput():
     assert summary["latencies"]["ttft"]["count"] == 90 and validity.grade(badges) == "invalid"
 
 
+def test_connections_that_the_server_closes_behind_a_stream_fail_nothing(load):
+    """Each client sends its next request the moment its last is answered, often before it hears of the closing."""
+    with serving(Behaviour(ttft_s=0.001, gap_s=0.0, closes=True)) as peer:
+        result = load(peer, "--max-concurrency", 8, "--stagger", 0, num_prompts=160)
+    assert result["cells"][0]["summary"]["failed"] == 0 and len(peer.seen) == 161          # none was answered twice
+
+
 def test_answers_that_end_early_and_prompts_of_another_length_are_said(load):
     with serving(Behaviour(stop_after=3)) as peer:
         result = load(peer, "--ignore-eos", "--max-concurrency", 2)

@@ -75,8 +75,36 @@ async def session(target: Target) -> AsyncIterator[aiohttp.ClientSession]:
     # No limit on connections: the load decides how many there are. Idle ones are kept, so that each is opened once.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, read_bufsize=1 << 20) as found:
+    traces = aiohttp.TraceConfig()
+    traces.on_connection_reuseconn.append(_reused)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, read_bufsize=1 << 20,
+                                     trace_configs=[traces]) as found:
         yield found
+
+
+@dataclass
+class _Attempt:
+    reused: bool = False
+
+
+async def _reused(_: Any, context: Any, __: Any) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.reused = True
+
+
+async def _send(client: aiohttp.ClientSession, target: Target, body: bytes) -> aiohttp.ClientResponse:
+    """The answer's head. A kept connection that the server closed just before it was used again is no failure of the
+    request, which is sent once more (llama-server closes a stream's connection right behind its end)."""
+    import aiohttp
+
+    while True:
+        attempt = _Attempt()
+        try:
+            return await client.post(target.url(target.endpoint), data=body, headers={"Content-Type": "application/json"},
+                                     trace_request_ctx=attempt)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            if not attempt.reused:
+                raise
 
 
 async def ask(client: aiohttp.ClientSession, target: Target, turn: Turn, history: History, record: Record,
@@ -92,8 +120,7 @@ async def ask(client: aiohttp.ClientSession, target: Target, turn: Turn, history
     try:
         async with asyncio.timeout(target.timeout_s):
             record.sent = time.perf_counter() - origin
-            async with client.post(target.url(target.endpoint), data=body,
-                                   headers={"Content-Type": "application/json"}) as response:
+            async with await _send(client, target, body) as response:
                 await _read(response, answer, origin)
         answer.settle(record)
     except BrokenAnswer as error:

@@ -1,0 +1,3 @@
+from benchmarks.servers.compare import main
+
+raise SystemExit(main())

@@ -1,0 +1,3 @@
+from benchmarks.soak.run import main
+
+raise SystemExit(main())
