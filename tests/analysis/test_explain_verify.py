@@ -69,7 +69,19 @@ def test_every_lever_of_the_engine_runs(tmp_path) -> None:
     assert "levers tried" in found.result["badges"][-1][1]
 
 
-def test_what_does_not_fit_is_said_and_skipped(tmp_path) -> None:
+def test_a_lever_that_the_configuration_lacks_is_said_and_skipped(tmp_path) -> None:
+    """The torch backend does not quantise at load."""
+    folder, config = str(write_checkpoint(tmp_path)), {"threads": 1, "max_num_seqs": 32, "backend": "torch"}
+    llm, resolved = LLM(folder, **config), EngineConfig.of(config)
+    subject = Subject(spec_of(llm.loaded, describe(folder, resolved), resolved), MACHINE)
+    found = explain(subject, Question(1, 32, 8), llm=llm, model={"name": "tiny"})
+    verify.verify(found, llm, folder, config, rounds=5, levers=("quantization",))
+    told = [text for grade, text in found.result["badges"] if "was not tried" in text]
+    assert len(told) == 2 and "weights int4 was not tried: backend is 'torch'" in " ".join(told)
+    assert not any(a["verified_gain"] for a in found.result["advice"])
+
+
+def test_what_does_not_fit_is_said(tmp_path) -> None:
     folder = str(write_checkpoint(tmp_path))
     llm = LLM(folder, threads=1, max_num_seqs=2)
     bench = verify.Bench(llm, folder, {"threads": 1, "max_num_seqs": 2}, Question(1, 32, 8))

@@ -106,7 +106,8 @@ def verify(findings: Findings, llm: LLM, model: str, config: Mapping[str, Any], 
     findings.advice = ranked(findings.advice)
     findings.result["advice"] = [a.as_json() for a in findings.advice]
     findings.result["verification"] = verified
-    findings.result["badges"] = [*badges(findings.result), summary(verified)]
+    skipped = [("caution", f"{v['lever']} was not tried: {v['skipped']}") for v in verified if "skipped" in v]
+    findings.result["badges"] = [*badges(findings.result), *skipped, summary(verified)]
     findings.result["verdict"] = verdict(findings.result)
 
 
