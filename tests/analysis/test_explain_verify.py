@@ -75,3 +75,9 @@ def test_what_does_not_fit_is_said_and_skipped(tmp_path) -> None:
     bench = verify.Bench(llm, folder, {"threads": 1, "max_num_seqs": 2}, Question(1, 32, 8))
     with pytest.raises(Exception, match="8 sequences of 40 positions do not fit this configuration"):
         bench.decoding(llm, 8)
+
+
+def test_the_command_names_what_there_is() -> None:
+    from ridgeline.cli.explain import VERIFIABLE
+
+    assert set(VERIFIABLE) == set(verify.SIDES)

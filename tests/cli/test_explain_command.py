@@ -93,6 +93,14 @@ def test_stored_weights_are_planned_as_they_are(run: Any, folder: Path) -> None:
     assert run("explain", folder, "--hardware", "list").out.startswith("name")
 
 
+def test_levers_named_alone_are_verified(run: Any, folder: Path) -> None:
+    ran = run("explain", folder, "--context", 32, "--output", 8, "--threads", 1, "--json", "--verify", "--levers", "prefix",
+              "--rounds", 5)
+    found = json.loads(ran.out)
+    assert [v["lever"] for v in found["verification"]] == ["prefix cache"]
+    assert [a["lever"] for a in found["advice"] if a["verified_gain"] is not None] == ["prefix cache"]
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["--batch", 0], "--batch is 0; it must be an integer of at least 1"),
     (["--context", 250, "--output", 40], "needs 290 positions; the context of the model is 256"),
@@ -100,6 +108,7 @@ def test_stored_weights_are_planned_as_they_are(run: Any, folder: Path) -> None:
     (["-tp", 2], "it plans for a machine that --hardware names"),
     (["--hardware", "H100", "--verify"], "--verify measures on this machine"),
     (["--hardware", "H1000"], "H1000"),
+    (["--verify", "--levers", "batch,heads"], "--levers names 'heads'; valid: batch, quantization, kv_cache_dtype, ngram"),
     (["--batch", 600, "--context", 8, "--output", 8], "a pass has at most 512 rows"),
 ])
 def test_mistakes_are_one_line(run: Any, folder: Path, arguments: list[object], message: str) -> None:

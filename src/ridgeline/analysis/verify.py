@@ -6,7 +6,7 @@ both. The gain is the median over rounds of old / new; its interval is a bootstr
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,13 +82,13 @@ class Bench:
 
 
 def verify(findings: Findings, llm: LLM, model: str, config: Mapping[str, Any], *, rounds: int,
-           progress: Callable[[str], None] = lambda text: None) -> None:
+           levers: Container[str] | None = None, progress: Callable[[str], None] = lambda text: None) -> None:
     """Run every lever that the engine has, and put what came out into the advice and the result. model, config: what `llm` was
-    loaded with."""
+    loaded with; levers: keys of SIDES that are tried, None = all."""
     bench = Bench(llm, model, config, findings.question)
     verified = []
     for advice in findings.advice:
-        if advice.verify is None:
+        if advice.verify is None or (levers is not None and advice.verify not in levers):
             continue
         progress(f"verifying {advice.lever}")
         try:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ridgeline.config import EngineConfig
     from ridgeline.llm import LLM
 
+VERIFIABLE = ("batch", "quantization", "kv_cache_dtype", "ngram", "prefix", "chunk", "pruned_head")
 REPORTS = (".html", ".md", ".json")
 WEIGHTS = ("*.safetensors", "*.gguf")
 PLANNED_CHUNK = 8192           # rows of a pass on an accelerator, unless told
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N",
         help="with --hardware: devices that share each layer")
     add("--verify", action="store_true", help="apply each lever that the engine has and measure it: interleaved A/B runs")
+    add("--levers", metavar="LIST", help=f"those that --verify tries (default all): {','.join(VERIFIABLE)}")
     add("--rounds", type=int, default=9, metavar="N", help="of each A/B run of --verify (default 9)")
     add("--recalibrate", action="store_true", help="measure this machine again instead of using what is known of it")
     add = parser.add_argument_group("output").add_argument
@@ -76,6 +78,7 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be an integer of at least 1")
+    _levers(options.levers)
     for path in options.report:
         if Path(path).suffix not in REPORTS:
             raise ConfigError(f"--report is {path!r}; the name must end in {', '.join(REPORTS)}")
@@ -85,6 +88,14 @@ def _check(options: argparse.Namespace) -> None:
     for flag, given in (("--verify", options.verify), ("--perfetto", options.perfetto), ("--recalibrate", options.recalibrate)):
         if options.hardware is not None and given:
             raise ConfigError(f"{flag} measures on this machine, and --hardware {options.hardware} only plans for another one")
+
+
+def _levers(text: str | None) -> tuple[str, ...]:
+    names = VERIFIABLE if text is None else tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in VERIFIABLE]
+    if unknown:
+        raise ConfigError(f"--levers names {unknown[0]!r}; valid: {', '.join(VERIFIABLE)}")
+    return names
 
 
 def _measure(options: argparse.Namespace, question: Question) -> Findings:
@@ -122,7 +133,8 @@ def _measure(options: argparse.Namespace, question: Question) -> Findings:
         subject = Subject(spec, hardware, resolved.max_num_batched_tokens, speed_of(hardware))
         findings = explain(subject, question, llm=llm, machines=_machines(), model=_model_json(llm, subject), progress=progress)
         if options.verify:
-            verify.verify(findings, llm, options.model, config, rounds=options.rounds, progress=progress)
+            verify.verify(findings, llm, options.model, config, rounds=options.rounds, levers=_levers(options.levers),
+                          progress=progress)
     return findings
 
 
@@ -154,6 +166,7 @@ def _model_json(llm: LLM, subject: Subject) -> dict[str, Any]:
 def _write(options: argparse.Namespace, findings: Findings) -> None:
     from ridgeline.report.text import write
 
+    _levers(options.levers)
     for path in options.report:
         if path.endswith(".json"):
             write(path, json.dumps(findings.result) + "\n")
