@@ -1,7 +1,7 @@
 """What bounds a serving engine at this moment, from the shapes of its passes and a few coefficients of its model.
 
-A pass of one sequence takes 5 us to account for, one of 32 takes 43: multiplications with what was summed up over the layers when the model was
-loaded. Only the target's passes count. Definitions: docs/metrics.md.
+A pass of one sequence takes 5 us to account for, one of 32 takes 43: multiplications with what was summed up over the layers
+when the model was loaded. Only the target's passes count. Definitions: docs/metrics.md.
 """
 from __future__ import annotations
 
