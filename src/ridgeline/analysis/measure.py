@@ -13,7 +13,8 @@ import torch
 
 from ridgeline.analysis.hooks import ModuleTrace
 from ridgeline.analysis.work import Rows
-from ridgeline.decoding.base import Hidden, Result, Sample
+from ridgeline.bench.measure import wanted_rows
+from ridgeline.decoding.base import Result
 from ridgeline.errors import ConfigError
 from ridgeline.llm import LLM
 from ridgeline.runner import Runner, Slice, SliceResult
@@ -80,7 +81,7 @@ def traced(llm: LLM, role: str = TARGET, events: bool = True) -> Iterator[list[T
         if source is not None and source.waits:
             source.finish()
         end = time.monotonic_ns()
-        passes.append(TracedPass([Rows(s.placement.start, s.count, _wanted(s)) for s in slices], start, end))
+        passes.append(TracedPass([Rows(s.placement.start, s.count, wanted_rows(s)) for s in slices], start, end))
         return results
 
     runner.execute = timed  # type: ignore[method-assign]
@@ -271,11 +272,3 @@ def _step(llm: LLM) -> list[Any]:
         if output.error is not None:
             raise output.error
     return outputs
-
-
-def _wanted(piece: Slice) -> int:
-    """Rows of the slice that go through the head: one for each draw."""
-    if not piece.last:
-        return 0
-    return sum(len(want.rows or (0,)) if isinstance(want, Sample) else len(want.tokens) + 1
-               for want in piece.run.want if not isinstance(want, Hidden))

@@ -7,7 +7,7 @@ from html import escape
 from ridgeline.report.svg import COLOURS, WIDTH
 from ridgeline.report.text import digits
 
-ROW, TOP, NAMES, VALUES = 17, 30, 136, 84
+ROW, TOP, NAMES, VALUES = 17, 30, 156, 84
 LEAST = 0.8                      # units of the shortest bar
 
 
