@@ -47,15 +47,33 @@ Engine::Input Engine::input(int slot, int64_t rows, int64_t cols) {
   return in;
 }
 
-// Blocks [first_block, last_block) of 32 columns of one row, from fp32 to the forms in `mask`.
+// This thread's share of rows, normalised and brought to the forms in `mask`. Where no product reads fp32, it is not kept:
+// 4 KB less a row of 1,024 to write to memory that the weights have long pushed out of the caches.
+void Engine::normalise_rows(const Norm& norm, const float* x, const Input& in, int mask, int thread) {
+  const Range rows = share(in.rows, thread, team.size());
+  const bool kept = mask >> static_cast<int>(Precision::f32) & 1;
+  float* own = normal_.as<float>() + thread * in.stride;
+  for (int64_t r = rows.first; r < rows.last; ++r) {
+    float* row = kept ? in.x + r * in.stride : own;
+    normalise(norm, x + r * in.cols, in.cols, row);
+    for (int p = 0; p < 2; ++p)
+      if (mask >> p & 1) convert(in, static_cast<Precision>(p), row, r, 0, in.stride / kBlock);
+  }
+}
+
+// Blocks [first_block, last_block) of 32 columns of one row, from in.x to another form.
 void Engine::prepare(const Input& in, Precision precision, int64_t row, int64_t first_block, int64_t last_block) const {
+  convert(in, precision, in.x + row * in.stride, row, first_block, last_block);
+}
+
+void Engine::convert(const Input& in, Precision precision, const float* x, int64_t row, int64_t first_block,
+                     int64_t last_block) const {
   const int64_t a = first_block * kBlock, b = std::min(in.cols, last_block * kBlock);
   if (precision == Precision::i8) {
-    isa.kernels->quantise(in.x + row * in.stride + a, b - a, in.q + row * in.stride + a,
-                          in.scale + row * (in.stride / kBlock) + first_block,
+    isa.kernels->quantise(x + a, b - a, in.q + row * in.stride + a, in.scale + row * (in.stride / kBlock) + first_block,
                           in.sum + row * (in.stride / 16) + 2 * first_block);
   } else if (precision == Precision::bf16) {
-    for (int64_t i = a; i < b; ++i) in.half[row * in.stride + i] = to_bf16(in.x[row * in.stride + i]);
+    for (int64_t i = a; i < b; ++i) in.half[row * in.stride + i] = to_bf16(x[i]);
   }
 }
 
@@ -73,12 +91,13 @@ void Engine::multiply(const Linear& linear, const Input& in, int64_t first, int6
     for (int64_t i = a; i < b; ++i) out[r * ld + i] += linear.bias[i];
 }
 
-// This thread's share of rows, copied and brought into the form that a product needs.
+// This thread's share of rows, brought into the form that a product needs.
 void Engine::take(const Input& in, const float* x, Precision precision, int thread) const {
   const Range mine = share(in.rows, thread, team.size());
   for (int64_t r = mine.first; r < mine.last; ++r) {
-    std::memcpy(in.x + r * in.stride, x + r * in.cols, in.cols * sizeof(float));
-    prepare(in, precision, r, 0, in.stride / kBlock);
+    const float* row = x + r * in.cols;
+    if (precision == Precision::f32) std::memcpy(in.x + r * in.stride, row, in.cols * sizeof(float));
+    else convert(in, precision, row, r, 0, in.stride / kBlock);
   }
 }
 
@@ -138,15 +157,12 @@ void Engine::run(const MlpBlock& block, float* x, int64_t tokens) {
   float* gate = wide_[0].as<float>();
   float* y = wide_[1].as<float>();
   const int mask = needs({&block.gate, &block.up});
+  normal_.need(static_cast<size_t>(team.size() * in.stride) * 4);
   const Precision down = precision_of(block.down);
   team.run([&](int thread) {
     const int threads = team.size();
     const Range rows = share(tokens, thread, threads);
-    for (int64_t r = rows.first; r < rows.last; ++r) {
-      normalise(block.before, x + r * hidden, hidden, in.x + r * in.stride);
-      for (int p = 0; p < 3; ++p)
-        if (mask >> p & 1) prepare(in, static_cast<Precision>(p), r, 0, in.stride / kBlock);
-    }
+    normalise_rows(block.before, x, in, mask, thread);
     team.barrier();
     if (thread == 0) trace.end(Part::mlp_norm);
     // Whole pairs of tiles: then a thread's columns are whole blocks, and it can quantise them itself.
@@ -182,16 +198,13 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
   float* qkv = wide_[0].as<float>();
   float* y = wide_[1].as<float>();
   const int mask = needs({&block.q, &block.k, &block.v});
+  normal_.need(static_cast<size_t>(team.size() * in.stride) * 4);
   const int64_t tq = block.q.matrix->view().tiles(), tk = block.k.matrix->view().tiles();
   const int64_t tv = block.v.matrix->view().tiles(), to = block.o.matrix->view().tiles();
   team.run([&](int thread) {
     const int threads = team.size();
     const Range rows = share(tokens, thread, threads);
-    for (int64_t r = rows.first; r < rows.last; ++r) {
-      normalise(block.before, x + r * hidden, hidden, in.x + r * in.stride);
-      for (int p = 0; p < 3; ++p)
-        if (mask >> p & 1) prepare(in, static_cast<Precision>(p), r, 0, in.stride / kBlock);
-    }
+    normalise_rows(block.before, x, in, mask, thread);
     team.barrier();
     if (thread == 0) trace.end(Part::attention_norm);
     const Range tiles = share(tq + tk + tv, thread, threads);

@@ -152,6 +152,8 @@ class Engine {
   };
   Input input(int slot, int64_t rows, int64_t cols);
   void prepare(const Input& in, Precision precision, int64_t row, int64_t first_block, int64_t last_block) const;
+  void convert(const Input& in, Precision precision, const float* x, int64_t row, int64_t first_block, int64_t last_block) const;
+  void normalise_rows(const Norm& norm, const float* x, const Input& in, int mask, int thread);
   void take(const Input& in, const float* x, Precision precision, int thread) const;
   void multiply(const Linear& linear, const Input& in, int64_t first, int64_t last, float* out, int64_t ld) const;
   void normalise(const Norm& norm, const float* x, int64_t n, float* out) const;
@@ -163,7 +165,7 @@ class Engine {
   int64_t top_pruned(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
   int64_t touched_alone(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
 
-  Buffer inputs_[2], wide_[3], scratch_, parts_, tiles_;
+  Buffer inputs_[2], wide_[3], normal_, scratch_, parts_, tiles_;
 };
 
 }  // namespace ridgeline
