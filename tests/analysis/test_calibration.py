@@ -161,11 +161,13 @@ def test_steps_on_torch_take_about_what_was_predicted(tmp_path):
 
 @pytest.mark.slow
 def test_tracing_costs_less_than_a_fiftieth():
-    """The best of many steps, traced and not in turn; at some time within three tries."""
-    llm = LLM("gemma3-270m", backend="native", num_pages=512, progress=False)
-    for _ in range(3):
-        best = {events: min(measure(llm, [Rows(64, 1, 1)], repeats=30, events=events).best_s for _ in range(4))
-                for events in (True, False)}
+    """The best of many steps, traced and not in turn, until they agree: other programs only ever slow a step, and one
+    thread waits for none that lost its core."""
+    llm = LLM("gemma3-270m", backend="native", threads=1, num_pages=512, progress=False)
+    best = {True: float("inf"), False: float("inf")}
+    for _ in range(40):
+        for events in best:
+            best[events] = min(best[events], measure(llm, [Rows(64, 1, 1)], repeats=10, events=events).best_s)
         if best[True] < 1.02 * best[False]:
             return
     pytest.fail(f"traced {best[True] * 1e3:.2f} ms, not traced {best[False] * 1e3:.2f} ms")
