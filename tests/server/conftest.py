@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from ridgeline import LLM
+from script_kit import TALKING_TEMPLATE
 from server_kit import Running, client_of
 from tiny_checkpoint import write_checkpoint
 
@@ -40,3 +41,11 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 def http(server: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def parsing(folder: Path) -> Iterator[Running]:
+    """A server that reads calls and reasoning; what its model says is set by `says`."""
+    with Running(LLM(folder, threads=1, chat_template=TALKING_TEMPLATE), model="tiny", tool_call_parser="hermes",
+                 reasoning_parser="qwen3") as server:
+        yield server

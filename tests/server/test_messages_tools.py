@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,8 +10,7 @@ import httpx
 import jsonschema
 import pytest
 
-from ridgeline import LLM
-from script_kit import CALL, TALKING_TEMPLATE, says
+from script_kit import CALL, says
 from server_kit import Running
 
 WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": {
@@ -20,14 +18,6 @@ WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "inpu
     "additionalProperties": False}}
 NOW: Any = {"name": "now", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
 ASK: Any = [{"role": "user", "content": "The sea"}]
-
-
-@pytest.fixture(scope="module")
-def parsing(folder: Path) -> Iterator[Running]:
-    """A server that reads calls and reasoning; what its model says is set by `says`."""
-    with Running(LLM(folder, threads=1, chat_template=TALKING_TEMPLATE), model="tiny", tool_call_parser="hermes",
-                 reasoning_parser="qwen3") as server:
-        yield server
 
 
 @pytest.fixture

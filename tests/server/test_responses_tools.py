@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,8 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from ridgeline import LLM
-from script_kit import CALL, TALKING_TEMPLATE, says
+from script_kit import CALL, says
 from server_kit import Running, client_of
 
 WEATHER: Any = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": {
@@ -22,14 +20,6 @@ NOW: Any = {"type": "function", "name": "now", "parameters": {"type": "object", 
                                                               "additionalProperties": False}, "strict": True}
 TOOLS = [WEATHER, NOW]
 CHAT_TOOLS = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in TOOLS]
-
-
-@pytest.fixture(scope="module")
-def parsing(folder: Path) -> Iterator[Running]:
-    """A server that reads calls and reasoning; what its model says is set by `says`."""
-    with Running(LLM(folder, threads=1, chat_template=TALKING_TEMPLATE), model="tiny", tool_call_parser="hermes",
-                 reasoning_parser="qwen3") as server:
-        yield server
 
 
 @pytest.fixture

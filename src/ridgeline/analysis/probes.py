@@ -6,6 +6,7 @@ programs only ever slow them.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ def attention_name(stage: str, dtype: str, head_dim: int, group: int) -> str:
     return f"attention.{stage}.{dtype}.{head_dim}.{group}"
 
 
-class Trial:
+class Trial(ABC):
     """Something to be measured in rounds, in turn with others: a disturbance of a second spoils one round of each, and the best
     round counts."""
 
@@ -62,11 +63,13 @@ class Trial:
         self.engine = engine
         self.best: dict[Any, float] = {}
 
+    @abstractmethod
     def round(self) -> None:
-        raise NotImplementedError
+        """Measure everything once more and `note` it."""
 
+    @abstractmethod
     def curves(self) -> list[Curve]:
-        raise NotImplementedError
+        """From the best rounds so far."""
 
     def note(self, what: Any, seconds: float) -> None:
         self.best[what] = min(self.best.get(what, float("inf")), seconds)

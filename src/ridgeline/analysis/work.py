@@ -50,8 +50,27 @@ class Rows(NamedTuple):
 Step = Sequence[Rows]
 
 
+class Traffic:
+    """What is computed and moved, by kind."""
+
+    flops: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    state_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.weight_bytes + self.activation_bytes + self.kv_bytes + self.state_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte; 0 where nothing is moved."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
 @dataclass(frozen=True)
-class Work:
+class Work(Traffic):
     """What one component of one layer does in one pass.
 
     kind: one of KINDS; rows: of the activations that go through it; flops: two a multiply-add of products (softmax, biases
@@ -84,21 +103,12 @@ class Work:
         return self.layer, self.component
 
     @property
-    def bytes(self) -> int:
-        return self.weight_bytes + self.activation_bytes + self.kv_bytes + self.state_bytes
-
-    @property
-    def intensity(self) -> float:
-        """Operations a byte; 0 where nothing is moved."""
-        return self.flops / self.bytes if self.bytes else 0.0
-
-    @property
     def useful(self) -> int:
         return self.flops if self.useful_flops is None else self.useful_flops
 
 
 @dataclass(frozen=True)
-class Totals:
+class Totals(Traffic):
     """Sums over works."""
 
     flops: int
@@ -108,13 +118,6 @@ class Totals:
     kv_bytes: int
     state_bytes: int
 
-    @property
-    def bytes(self) -> int:
-        return self.weight_bytes + self.activation_bytes + self.kv_bytes + self.state_bytes
-
-    @property
-    def intensity(self) -> float:
-        return self.flops / self.bytes if self.bytes else 0.0
 
 
 def totals(works: Iterable[Work]) -> Totals:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.bench.work import ALLOWED, DEFAULT_WORK, Work, parse_work
-from ridgeline.cli.options import add_model_argument, add_shape_arguments, engine_options
+from ridgeline.cli.options import add_measuring_arguments, add_model_argument, add_shape_arguments, engine_options
 from ridgeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,13 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="runs after the warm-up (default: latency 3, throughput 1); figures are medians")
     parser.add_argument("--json", action="store_true", help="print one object with machine, model and results")
     add_shape_arguments(parser)
-    add = parser.add_argument_group("engine").add_argument
-    add("--device", metavar="NAME", help="a torch device such as cuda (default cpu)")
-    add("--threads", type=int, metavar="N", help="compute threads (default: the cores this process may use)")
-    add("--block-size", type=int, metavar="N", help="positions in a cache page (default 16)")
-    add("--kv-cache-memory-bytes", type=int, metavar="N", help="memory of the KV cache (default: by the free memory)")
+    add = add_measuring_arguments(parser)
     add("--max-num-seqs", type=int, metavar="N", help="throughput: sequences that run at once (default 64)")
-    add("--max-num-batched-tokens", type=int, metavar="N", help="rows of one forward pass (default 512)")
     parser.epilog = "How each figure and its limit are counted: docs/metrics.md."
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.cli.options import add_model_argument, add_shape_arguments, engine_options
+from ridgeline.cli.options import add_measuring_arguments, add_model_argument, add_shape_arguments, engine_options
 from ridgeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,12 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write it to a .html, .md or .json file (repeatable)")
     add("--perfetto", metavar="FILE", help="write the spans of the sample request, for ui.perfetto.dev or chrome://tracing")
     add_shape_arguments(parser)
-    add = parser.add_argument_group("engine").add_argument
-    add("--device", metavar="NAME", help="a torch device such as cuda (default cpu)")
-    add("--threads", type=int, metavar="N", help="compute threads (default: the cores this process may use)")
-    add("--block-size", type=int, metavar="N", help="positions in a cache page (default 16)")
-    add("--kv-cache-memory-bytes", type=int, metavar="N", help="memory of the KV cache (default: by the free memory)")
-    add("--max-num-batched-tokens", type=int, metavar="N", help="rows of one forward pass (default 512)")
+    add_measuring_arguments(parser)
     parser.epilog = "How each figure is counted: docs/explain.md."
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,17 @@ from ridgeline.errors import ConfigError, InvalidParams
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, a hub id or a packaged model (gemma3-270m)")
+
+
+def add_measuring_arguments(parser: argparse.ArgumentParser) -> Callable[..., argparse.Action]:
+    """The engine's flags of commands that measure it; returns `add_argument` of their group."""
+    add = parser.add_argument_group("engine").add_argument
+    add("--device", metavar="NAME", help="a torch device such as cuda (default cpu)")
+    add("--threads", type=int, metavar="N", help="compute threads (default: the cores this process may use)")
+    add("--block-size", type=int, metavar="N", help="positions in a cache page (default 16)")
+    add("--kv-cache-memory-bytes", type=int, metavar="N", help="memory of the KV cache (default: by the free memory)")
+    add("--max-num-batched-tokens", type=int, metavar="N", help="rows of one forward pass (default 512)")
+    return add
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
