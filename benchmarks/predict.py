@@ -1,4 +1,4 @@
-"""Predicted against measured step times, each shape measured between two probes of the machine's speed.
+"""Predicted against measured step times, with a probe of the machine's speed before each repeat.
 
     python -m benchmarks.predict gemma3-270m qwen3-0.6b.q8_0.gguf --cache-gb 8
 
@@ -38,10 +38,11 @@ def check(model: str, *, repeats: int, cache_gb: float, recalibrate: bool, steps
           flush=True)
     found, probe = [], SpeedProbe(hardware)
     for name in steps:
-        before = probe.now()
-        measured = measure(llm, STEPS[name], repeats=2 if STEPS[name][0].tokens > 1000 else repeats)
-        after = probe.now()
-        now = Speed((before.memory + after.memory) / 2, (before.compute + after.compute) / 2)
+        speeds = list[Speed]()
+        measured = measure(llm, STEPS[name], repeats=2 if STEPS[name][0].tokens > 1000 else repeats,
+                           before=lambda speeds=speeds: speeds.append(probe.now()))  # type: ignore[misc]
+        speeds.append(probe.now())
+        now = Speed(statistics.median(s.memory for s in speeds), statistics.median(s.compute for s in speeds))
         told = predict(count(spec, measured.step), hardware, now=now)
         seconds = step_seconds(told)
         parts: dict[str, list[float]] = {}

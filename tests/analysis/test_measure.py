@@ -105,3 +105,13 @@ def test_int8_keys_are_filled_too(tmp_path):
     llm = loaded(tmp_path, kv_cache_dtype="int8")
     assert torch.int8 == llm.engine.runners["target"].view.kv(0)[0].dtype
     assert measure(llm, [Rows(40, 1, 1)] * 2, repeats=1).seconds[0, "attention.core"] > 0
+
+
+def test_every_row_of_a_large_step_decodes(tmp_path):
+    """Filling the cache beside sequences that decode takes pieces of the prompts; none may finish meanwhile."""
+    llm = loaded(tmp_path, num_pages=512, max_num_batched_tokens=512, max_mixed_prefill_tokens=16)
+    found = measure(llm, [Rows(400, 1, 1)] * 6, repeats=2)
+    assert len(found.step) == 6 and all(r.tokens == 1 and 400 <= r.start < 420 for r in found.step)
+    mixed = measure(llm, [Rows(0, 100, 1), *[Rows(200, 1, 1)] * 2], repeats=2)
+    assert sorted(r.tokens for r in mixed.step) == [1, 1, 100]
+    assert llm.engine.scheduler.max_mixed == 16

@@ -142,11 +142,13 @@ def native_engine(model: torch.nn.Module) -> Any:
     return None
 
 
-def measure(llm: LLM, step: Sequence[Rows], *, repeats: int = 5, events: bool = True) -> Measured:
+def measure(llm: LLM, step: Sequence[Rows], *, repeats: int = 5, events: bool = True,
+            before: Callable[[], object] = lambda: None) -> Measured:
     """Time steps of this shape: greedy requests with random tokens through the engine.
 
     What lies before the rows is never computed: its keys and values are random. Decoding rows go on from step to step, so
-    that their context grows by one each. `start` of rows with several tokens is rounded down to whole pages.
+    that their context grows by one each. `start` of rows with several tokens is rounded down to whole pages. `before` is called
+    before each repeat.
     raises ConfigError where the step does not fit one pass or the cache.
     """
     total, budget = sum(r.tokens for r in step), llm.config.max_num_batched_tokens
@@ -159,6 +161,8 @@ def measure(llm: LLM, step: Sequence[Rows], *, repeats: int = 5, events: bool = 
         raise ConfigError(f"a step behind {sum(r.start for r in step)} cached tokens needs {need} pages; the cache has "
                           f"{llm.engine.store.free_pages(TARGET)} free ones: give it more --kv-cache-memory-bytes")
     prompts, passes, walls = _Prompts(llm, len(step)), list[TracedPass](), list[float]()
+    scheduler = llm.engine.scheduler
+    limit, scheduler.max_mixed = scheduler.max_mixed, None     # a whole step is one pass, and the cache is filled in few
     try:
         decoding = [r for r in step if r.tokens == 1 and r.start > 0]
         # Decoding rows also move on while the cache is filled: for each other, and for the prefix of those with more tokens.
@@ -167,14 +171,16 @@ def measure(llm: LLM, step: Sequence[Rows], *, repeats: int = 5, events: bool = 
         prompts.decoding([r.start for r in decoding], first + (repeats + 1) * (1 + fills))
         for _ in range(repeats + 1):                    # the first is a warm-up
             prompts.prefill([r for r in step if r not in decoding])
+            before()
             with traced(llm, events=events) as found:
                 start = time.perf_counter()
                 _step(llm)
                 walls.append(time.perf_counter() - start)
-            assert len(found) == 1, "a step of the target is one pass"
+            assert [len(p.step) for p in found] == [len(step)], "a step of the target is one pass of all its rows"
             passes += found
             prompts.drop_prefill()
     finally:
+        scheduler.max_mixed = limit
         prompts.close()
     passes, walls = passes[1:], walls[1:]
     each = [p.seconds() for p in passes]
