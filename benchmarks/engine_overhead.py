@@ -7,8 +7,8 @@ wrappers around the engine's own methods; a part's time excludes the parts that 
 themselves cost about a microsecond a call; the last row, a whole step, is measured without them.
 
     schedule   which sequences run                     cache     reserve, commit, statistics of the cache store
-    strategy   generators, commits, ends of sequences  batch     tensors of the ragged batch
-    forward    the model                               logits    the head
+    strategy   generators, commits, ends of sequences  batch     what each row wants, sharing out results
+    forward    the batch and the model                 logits    the head
     sampling   processing, choosing, noise             report    outputs and metrics
     engine     the loop itself
 """
@@ -76,12 +76,12 @@ def instrument(llm: LLM, now: Callable[[], float]) -> Clock:
         clock.wrap(engine.store, name, "cache")
     clock.wrap(engine, "_advance", "strategy")
     clock.wrap(engine, "_report", "report")
-    clock.wrap(runner.model, "forward", "forward")
+    clock.wrap(runner, "forward", "forward")
     clock.wrap(runner.model, "logits", "logits")
     if runner.model.top_head is not None:            # the native head, which gives tokens instead of logits
         clock.wrap(runner.model.top_head, "argmax", "logits")
     clock.wrap(runner, "_choose", "sampling")
-    clock.wrap(runner, "execute", "batch")           # what is left of it: building the batch and sharing out the results
+    clock.wrap(runner, "execute", "batch")
     return clock
 
 

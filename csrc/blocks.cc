@@ -262,13 +262,6 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
   trace.end(Part::attention_residual);
 }
 
-void Engine::run(const Layers& layers, float* x, const BatchView& batch, const KvView* kv, const Rope* rope) {
-  for (size_t i = 0; i < layers.blocks.size(); ++i) {
-    run(*layers.blocks[i].first, x, batch, kv[i], rope[i]);
-    run(*layers.blocks[i].second, x, batch.tokens);
-  }
-}
-
 // Every (row, KV head, tile of tokens) is one item. Items go to threads in turn: later tiles of a prefill see more keys.
 // Where a few decoding rows give fewer items than threads, the query heads of a KV head are shared out, and behind long
 // contexts the chunks, whose parts are combined in order. Neither changes a bit of the result.

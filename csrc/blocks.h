@@ -1,4 +1,4 @@
-// What a decoder layer does, in two calls: an attention block and an MLP block, residual connections and norms included.
+// What a decoder layer does: an attention block and an MLP block, residual connections and norms included; and whole passes.
 #pragma once
 #include <memory>
 #include <vector>
@@ -107,8 +107,11 @@ struct TopQuery {
   static constexpr int64_t kBroken = -1, kTied = -2;
 };
 
-// The decoder layers of a model, in their order. The blocks belong to the caller.
-struct Layers {
+// A model but for its head: embedding, decoder layers in their order, final norm. The blocks belong to the caller.
+struct Model {
+  std::shared_ptr<Matrix> embedding;
+  float scale;                  // of embedded rows
+  Norm norm;
   std::vector<std::pair<const AttentionBlock*, const MlpBlock*>> blocks;
 };
 
@@ -120,8 +123,12 @@ class Engine {
   // x (tokens x hidden, fp32) += block(x).
   void run(const MlpBlock& block, float* x, int64_t tokens);
   void run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const Rope& rope);
-  // All layers one after the other. kv, rope: one for each layer.
-  void run(const Layers& layers, float* x, const BatchView& batch, const KvView* kv, const Rope* rope);
+  // A whole pass from token ids to out: of the batch's tokens the rows `wanted`, null = all, behind the final norm, `hidden`
+  // values each. kv, rope: one for each layer.
+  void forward(const Model& model, const int64_t* ids, const BatchView& batch, const KvView* kv, const Rope* rope,
+               const std::vector<int64_t>* wanted, float* out);
+  // out (count x columns) = rows `ids` of a matrix, dequantised.
+  void lookup(const Matrix& matrix, const int64_t* ids, int64_t count, float* out);
   // out (rows x matrix rows, leading dimension ld) = x . W
   void run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld);
   void run(const Norm& norm, const float* x, int64_t rows, int64_t n, float* out);
@@ -165,7 +172,7 @@ class Engine {
   int64_t top_pruned(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
   int64_t touched_alone(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
 
-  Buffer inputs_[2], wide_[3], normal_, scratch_, parts_, tiles_;
+  Buffer inputs_[2], wide_[3], normal_, scratch_, parts_, tiles_, hidden_;
 };
 
 }  // namespace ridgeline

@@ -16,6 +16,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "batch.h"
 #include "blocks.h"
 #include "pack.h"
 #include "packed.h"
@@ -160,73 +161,23 @@ std::shared_ptr<Matrix> pack(Engine& engine, const std::string& type, Bytes rows
   return m;
 }
 
-// Owns the small arrays of a batch; the tensors belong to the caller.
-struct Batch {
-  std::vector<int64_t> offsets, starts;
-  std::vector<std::vector<uint64_t>> masks;
-  std::vector<const uint64_t*> ancestors;
-  BatchView view{};
-};
-
-Batch* make_batch(std::vector<int64_t> offsets, std::vector<int64_t> starts, Address positions, Address lo,
-                                  Address hi, Address slots, Address page_table, int64_t pages, int64_t page_size,
-                                  const std::vector<std::optional<std::vector<int64_t>>>& parents) {
-  auto b = std::make_unique<Batch>();
-  b->offsets = std::move(offsets), b->starts = std::move(starts);
-  const size_t rows = b->starts.size();
-  if (b->offsets.size() != rows + 1 || page_size % 8) throw std::invalid_argument("batch: offsets, starts or page size are wrong");
-  bool trees = false;
-  for (const auto& p : parents) trees |= p.has_value();
-  if (trees) {
-    b->masks.resize(rows);
-    b->ancestors.assign(rows, nullptr);
-    for (size_t r = 0; r < rows && r < parents.size(); ++r) {
-      if (!parents[r]) continue;
-      const std::vector<int64_t>& p = *parents[r];
-      const size_t n = p.size(), words = (n + 63) / 64;
-      auto& mask = b->masks[r];
-      mask.assign(n * words, 0);
-      for (size_t i = 0; i < n; ++i) {
-        if (p[i] >= static_cast<int64_t>(i)) throw std::invalid_argument("batch: a parent comes before its children");
-        for (size_t w = 0; p[i] >= 0 && w < words; ++w) mask[i * words + w] = mask[p[i] * words + w];
-        mask[i * words + i / 64] |= uint64_t{1} << (i % 64);
-      }
-      b->ancestors[r] = mask.data();
-    }
-  }
+Batch* make_batch(Integers offsets, Integers starts, Address positions, Address lo, Address hi, Address slots, Address page_table,
+                  int64_t pages, int64_t page_size, const std::vector<std::optional<Integers>>& parents) {
   const auto pointer = [](Address a) { return reinterpret_cast<const int64_t*>(a); };
-  b->view = {b->offsets.back(), static_cast<int64_t>(rows), b->offsets.data(), b->starts.data(), pointer(positions),
-             pointer(lo), pointer(hi), pointer(slots), pointer(page_table), pages, page_size,
-             trees ? b->ancestors.data() : nullptr};
-  return b.release();
+  return batch_over(std::move(offsets), std::move(starts), pointer(positions), pointer(lo), pointer(hi), pointer(slots),
+                    pointer(page_table), pages, page_size, parents).release();
+}
+
+void check_ids(const Matrix& m, const int64_t* ids, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= m.rows) throw std::invalid_argument("token id " + std::to_string(ids[i]) + " is out of range");
 }
 
 void lookup(Engine& engine, const Matrix& m, Address tokens, int64_t count, Address out) {
   const int64_t* ids = reinterpret_cast<const int64_t*>(tokens);
-  float* o = reinterpret_cast<float*>(out);
-  for (int64_t i = 0; i < count; ++i)
-    if (ids[i] < 0 || ids[i] >= m.rows) throw std::invalid_argument("token id " + std::to_string(ids[i]) + " is out of range");
+  check_ids(m, ids, count);
   nb::gil_scoped_release free;
-  engine.trace.begin(-1, count);
-  const auto rows = [&](int64_t first, int64_t last) {
-    Buffer tile(m.split() ? static_cast<size_t>(m.planes().blocks() * 2 * kPlane) : 0);
-    for (int64_t i = first; i < last; ++i) {
-      if (!m.split()) {
-        unpack_row(m.view(), ids[i], o + i * m.cols);
-        continue;
-      }
-      const int64_t t = ids[i] / kTile;
-      engine.isa.kernels->head_tile(m.planes(), t, tile.data());
-      unpack_row({Kind::q8_0, kTile, m.cols, tile.data(), m.scales.data() + t * m.planes().blocks() * 32}, ids[i] % kTile,
-                 o + i * m.cols);
-    }
-  };
-  if (count < 8) rows(0, count);
-  else engine.team.run([&](int thread) {
-    const Range r = share(count, thread, engine.team.size());
-    rows(r.first, r.last);
-  });
-  engine.trace.end(Part::embed);
+  engine.lookup(m, ids, count, reinterpret_cast<float*>(out));
 }
 
 // layer (none: of no layer), part, rows, start and end in ns of the monotonic clock
@@ -255,20 +206,27 @@ KvView kv_view(const AttentionBlock& block, KvType type, Address k, Address v, A
           reinterpret_cast<float*>(k_scale), reinterpret_cast<float*>(v_scale)};
 }
 
-// kv: addresses of K, V and their scales for each layer; rope: of cos and sin.
-void run_layers(Engine& engine, const Layers& layers, Address x, const Batch& batch, const std::string& dtype,
-                const std::vector<Address>& kv, const std::vector<Address>& rope, bool by_position) {
-  const size_t count = layers.blocks.size();
+// kv: addresses of K, V and their scales for each layer; rope: of cos and sin; wanted: rows that go to out, none = all.
+void forward(Engine& engine, const Model& model, const Batch& batch, const std::string& dtype, const std::vector<Address>& kv,
+             const std::vector<Address>& rope, bool by_position, const std::optional<Integers>& wanted, Address out) {
+  const size_t count = model.blocks.size();
+  const int64_t tokens = static_cast<int64_t>(batch.tokens.size());
   if (kv.size() != 4 * count || rope.size() != 2 * count)
     throw std::invalid_argument("layers need four addresses of a cache and two of a rotation each");
+  if (tokens != batch.view.tokens) throw std::invalid_argument("a whole pass needs a batch with its tokens");
+  check_ids(*model.embedding, batch.tokens.data(), tokens);
+  if (wanted && std::any_of(wanted->begin(), wanted->end(), [&](int64_t i) { return i < 0 || i >= tokens; }))
+    throw std::invalid_argument("a wanted row is not in the batch");
   std::vector<KvView> views;
   std::vector<Rope> ropes;
+  const KvType type = kv_of(dtype);
   for (size_t i = 0; i < count; ++i) {
-    views.push_back(kv_view(*layers.blocks[i].first, kv_of(dtype), kv[4 * i], kv[4 * i + 1], kv[4 * i + 2], kv[4 * i + 3]));
+    views.push_back(kv_view(*model.blocks[i].first, type, kv[4 * i], kv[4 * i + 1], kv[4 * i + 2], kv[4 * i + 3]));
     ropes.push_back({reinterpret_cast<const float*>(rope[2 * i]), reinterpret_cast<const float*>(rope[2 * i + 1]), by_position});
   }
   nb::gil_scoped_release free;
-  engine.run(layers, reinterpret_cast<float*>(x), batch.view, views.data(), ropes.data());
+  engine.forward(model, batch.tokens.data(), batch.view, views.data(), ropes.data(), wanted ? &*wanted : nullptr,
+                 reinterpret_cast<float*>(out));
 }
 
 // temperature, top_k, top_p, min_p, typical_p, u, again
@@ -357,15 +315,21 @@ NB_MODULE(_native, m) {
          nb::arg("half"))
       .def_rw("layer", &AttentionBlock::layer);
 
-  nb::class_<Layers>(m, "Layers")
-      .def(nb::init<>())
-      .def("add", [](Layers& layers, const AttentionBlock& attention, const MlpBlock& mlp) {
-        layers.blocks.emplace_back(&attention, &mlp);
+  nb::class_<Model>(m, "Model")
+      .def("__init__", [](Model* self, std::shared_ptr<Matrix> embedding, float scale, Norm norm) {
+        new (self) Model{std::move(embedding), scale, std::move(norm), {}};
+      }, nb::arg("embedding"), nb::arg("scale"), nb::arg("norm"))
+      .def("add", [](Model& model, const AttentionBlock& attention, const MlpBlock& mlp) {
+        if (attention.q.matrix->cols != model.embedding->cols || mlp.up.matrix->cols != model.embedding->cols)
+          throw std::invalid_argument("a layer's width is not that of the embedding");
+        model.blocks.emplace_back(&attention, &mlp);
       }, nb::arg("attention"), nb::arg("mlp"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
 
   nb::class_<Batch>(m, "Batch")
       .def(nb::new_(&make_batch), nb::arg("offsets"), nb::arg("starts"), nb::arg("positions"), nb::arg("lo"), nb::arg("hi"),
-           nb::arg("slots"), nb::arg("page_table"), nb::arg("pages"), nb::arg("page_size"), nb::arg("parents"));
+           nb::arg("slots"), nb::arg("page_table"), nb::arg("pages"), nb::arg("page_size"), nb::arg("parents"))
+      .def_static("of", [](std::vector<Row> rows, int64_t page_size) { return batch_of(std::move(rows), page_size).release(); },
+                  nb::arg("rows"), nb::arg("page_size"), nb::rv_policy::take_ownership);
 
   nb::class_<Engine>(m, "Engine")
       .def("__init__", [](Engine* self, const std::string& isa, int threads) {
@@ -407,8 +371,8 @@ NB_MODULE(_native, m) {
               {reinterpret_cast<const float*>(cos), reinterpret_cast<const float*>(sin), by_position});
       }, nb::arg("block"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("k"), nb::arg("v"),
          nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("cos"), nb::arg("sin"), nb::arg("by_position"))
-      .def("layers", &run_layers, nb::arg("layers"), nb::arg("x"), nb::arg("batch"), nb::arg("dtype"), nb::arg("kv"), nb::arg("rope"),
-         nb::arg("by_position"))
+      .def("forward", &forward, nb::arg("model"), nb::arg("batch"), nb::arg("dtype"), nb::arg("kv"), nb::arg("rope"),
+           nb::arg("by_position"), nb::arg("wanted").none(), nb::arg("out"))
       .def("linear", [](Engine& e, const Linear& l, Address x, int64_t rows, Address out) {
         e.run(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out), l.matrix->rows);
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())

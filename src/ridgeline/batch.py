@@ -13,6 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# One row of a pass for a backend that makes its own tensors: cache position of its first token, its tokens, its page table,
+# and None or, of a tree, the tokens' RoPE positions; None or, of what is not causal, the ends of what each token sees; None
+# or, of a tree, the parents.
+PassRow = tuple[int, Sequence[int], Sequence[int], Sequence[int] | None, Sequence[int] | None, Sequence[int] | None]
+
 
 @dataclass
 class Batch:

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ridgeline.batch import Batch, upper
+from ridgeline.batch import Batch, PassRow, upper
 from ridgeline.cache.view import CacheView
 from ridgeline.decoding.base import Hidden, Result, Rows, Run, Sample, Verify
 from ridgeline.decoding.verify import VerifyRequest, verify_batch
 from ridgeline.errors import EngineError
-from ridgeline.models.base import CausalLM
+from ridgeline.models.base import CausalLM, ModelOutput
 from ridgeline.noise import Purpose
 from ridgeline.sampling import Draw, RowContext, distribution, process, sample, top_logprobs
 from ridgeline.top_tokens import top_tokens
@@ -54,6 +54,15 @@ class Slice:
             return list(range(start, start + self.count))
         base = start - self.first                    # cache position of the run's first token
         return [base + d for d in _depths(self.run)[self.first:self.first + self.count]]
+
+    def row(self) -> PassRow:
+        place, run = self.placement, self.run
+        ends = None
+        if run.see != "causal":
+            at = torch.arange(place.start, place.start + self.count)
+            ends = upper(at, place.start + self.count, run.see, run.align).tolist()
+        return (place.start, self.tokens(), place.pages, None if run.parents is None else self.positions(), ends,
+                self.parents())
 
     def parents(self) -> tuple[int, ...] | None:
         """Parents within the slice, or None for a plain chain."""
@@ -143,20 +152,27 @@ class Runner:
         """One forward pass over all slices; result i belongs to slice i."""
         wanted = _collect(slices)
         index = [offset + row for (offset, _), w in zip(_spans(slices), wanted) for row in w.rows]
-        taps = tuple(sorted({layer for s in slices for w in s.run.want if isinstance(w, Hidden) for layer in w.layers}))
-        width = self.model.feed_width
-        feed = None
-        if width is not None:
-            like = next(self.model.parameters(), torch.empty(0))
-            feed = torch.cat([s.feed(width, like) for s in slices])                              # (T, width)
         every = len(index) == sum(s.count for s in slices)              # as in decoding: nothing is to be gathered
-        batch = build_batch(slices, self.view.page_size, self.device, wanted=None if every else index, taps=taps, feed=feed)
-        out = self.model(batch, self.view)
+        out = self.forward(slices, None if every else index)
         results = [SliceResult(Result() if s.last else None) for s in slices]
         self._hidden(slices, wanted, out.hidden, out.taps, results)
         self._prompt_logprobs(slices, wanted, out.hidden, results)
         self._choose(slices, wanted, out.hidden, results)
         return results
+
+    def forward(self, slices: Sequence[Slice], wanted: list[int] | None) -> ModelOutput:
+        """wanted: indexes into the flat tokens whose hidden rows are read, None = all."""
+        taps = tuple(sorted({layer for s in slices for w in s.run.want if isinstance(w, Hidden) for layer in w.layers}))
+        width = self.model.feed_width
+        if self.model.whole is not None and not taps and width is None:
+            return ModelOutput(self.model.whole([s.row() for s in slices], wanted, self.view))
+        feed = None
+        if width is not None:
+            like = next(self.model.parameters(), torch.empty(0))
+            feed = torch.cat([s.feed(width, like) for s in slices])                              # (T, width)
+        batch = build_batch(slices, self.view.page_size, self.device, wanted=wanted, taps=taps, feed=feed)
+        out: ModelOutput = self.model(batch, self.view)
+        return out
 
     def _hidden(self, slices: Sequence[Slice], wanted: Sequence[_Wanted], hidden: Tensor, taps: dict[int, Tensor],
                 results: list[SliceResult]) -> None:

@@ -147,7 +147,7 @@ class Failing(torch.nn.Module):
         super().__init__()
         self.net, self.at, self.passes = net, at, 0
         self.feed_width, self.lm_head, self.top_head = net.feed_width, net.lm_head, net.top_head
-        self.logits = net.logits
+        self.logits, self.whole = net.logits, net.whole
 
     def forward(self, batch: Any, state: Any) -> Any:
         self.passes += 1

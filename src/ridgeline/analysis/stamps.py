@@ -22,7 +22,7 @@ from ridgeline.report.perfetto import trace
 # Functions of an LLM and the name of their spans. A function that calls another one of the same name is one span.
 FRONTEND = {"prepare": "tokenise", "step": "step", "_take": "detokenise"}
 ENGINE = {"step": "engine", "_advance": "commit", "_receive": "commit", "_report": "commit", "_place": "place"}
-RUNNER = {"execute": "execute", "_hidden": "choose", "_prompt_logprobs": "choose", "_choose": "choose"}
+RUNNER = {"forward": "forward", "execute": "execute", "_hidden": "choose", "_prompt_logprobs": "choose", "_choose": "choose"}
 
 
 @dataclass
@@ -113,7 +113,6 @@ def _targets(llm: LLM) -> Iterator[tuple[Any, Mapping[str, str]]]:
     yield llm.engine.scheduler, {"schedule": "schedule"}
     for runner in llm.engine.runners.values():
         yield runner, RUNNER
-        yield runner.model, {"forward": "forward"}
 
 
 def as_trace(spans: Sequence[Span], process: str) -> str:

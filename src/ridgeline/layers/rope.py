@@ -44,23 +44,21 @@ class Rotary:
         return tables
 
     def _tables(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        kept = self.kept(batch) if dtype == torch.float32 else None
-        if kept is None:
-            return self._compute(batch.positions, dtype)
-        return kept[0].index_select(0, batch.positions), kept[1].index_select(0, batch.positions)
-
-    def kept(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """fp32 cos and sin of all positions from 0 to the batch's last at least, (P, r / 2) each; None on other devices than
-        the CPU and behind long contexts."""
         end = batch.longest()
-        if end > self.MOST_KEPT or batch.positions.device.type != "cpu":
-            return None
+        if dtype != torch.float32 or end > self.MOST_KEPT or batch.positions.device.type != "cpu":
+            return self.of(batch.positions, dtype)
+        cos, sin = self.kept(end)
+        return cos.index_select(0, batch.positions), sin.index_select(0, batch.positions)
+
+    def kept(self, end: int) -> tuple[Tensor, Tensor]:
+        """fp32 cos and sin on the CPU of positions 0 to `end` (at most MOST_KEPT) or further, (P, r / 2) each."""
+        assert end <= self.MOST_KEPT, end
         if self._kept is None or len(self._kept[0]) < end:
             with torch.inference_mode(False):                                     # gradients may flow past them later
-                self._kept = self._compute(torch.arange(min(self.MOST_KEPT, max(512, 2 * end))), torch.float32)
+                self._kept = self.of(torch.arange(min(self.MOST_KEPT, max(512, 2 * end))), torch.float32)
         return self._kept
 
-    def _compute(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def of(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions: (T,) -> cos and sin, (T, r / 2) each."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         angle = positions[:, None].to(wide) * self.inv_freq.to(positions.device, wide)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ridgeline.batch import Batch
+from ridgeline.batch import Batch, PassRow
 from ridgeline.cache.view import CacheView
 from ridgeline.errors import UnsupportedModel
 from ridgeline.layers.attention import Attention
@@ -130,15 +130,10 @@ class Backbone(nn.Module):
     def __init__(self, embed_tokens: nn.Module, layers: list[nn.Module], norm: nn.Module):
         super().__init__()
         self.embed_tokens, self.layers, self.norm = embed_tokens, nn.ModuleList(layers), norm
-        # Set where a backend runs all layers at once.
-        self.whole: Callable[[Tensor, Batch, CacheView | None], Tensor] | None = None
 
     def forward(self, x: Tensor, batch: Batch, state: CacheView | None) -> ModelOutput:
         """x: (T, hidden), embedded tokens or fed rows."""
         taps: dict[int, Tensor] = {}
-        if self.whole is not None and not batch.taps:
-            x = self.whole(x, batch, state)
-            return ModelOutput(self.norm(x if batch.wanted is None else x[batch.wanted]))
         for index, layer in enumerate(self.layers):
             if index in batch.taps:
                 taps[index] = x.clone()          # native layers change x in place
@@ -183,7 +178,7 @@ class TopHead(Protocol):
 class CausalLM(nn.Module):
     """A backbone and a head. A family's __init__ builds both; parameter names are those of its checkpoints.
 
-    Families override `embed` (scaled embeddings), `cap` (soft-caps) or `sources` (fused or transposed tensors).
+    Families set `embed_scale`, override `cap` (soft-caps) or `sources` (fused or transposed tensors).
     DEFAULTS are the values of fields that a config.json may leave out, under their Hugging Face names. feed_width is
     the width of the rows that a model takes with every token (drafters over hidden states); None: tokens only.
     """
@@ -192,7 +187,10 @@ class CausalLM(nn.Module):
     feed_width: int | None = None
     # Set where a backend finds the most likely tokens without all logits.
     top_head: TopHead | None = None
+    # Set where a backend runs all but the head at once: rows, wanted tokens (None = all) and cache -> (W, hidden).
+    whole: Callable[[Sequence[PassRow], Sequence[int] | None, CacheView], Tensor] | None = None
     capped = False  # whether `cap` changes anything
+    embed_scale = 1.0
 
     @classmethod
     def complete(cls, values: dict[str, Any]) -> None:
@@ -208,7 +206,8 @@ class CausalLM(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """(T,) ids -> (T, hidden)."""
         out: Tensor = self.model.embed_tokens(tokens)
-        return out
+        # The factor was rounded to the model's dtype in training: Gemma's sqrt(3072) = 55.43 is 55.5 in bf16.
+        return out if self.embed_scale == 1 else out * torch.tensor(self.embed_scale, dtype=out.dtype, device="cpu")
 
     def forward(self, batch: Batch, state: CacheView | None = None) -> ModelOutput:
         """One pass over the batch. state: the role's cache, or None for whole sequences without one."""

@@ -51,6 +51,7 @@ class Gemma2(CausalLM):
         layers: list[nn.Module] = [Block(config, self.attention(config, i, rotary[kind]))
                                    for i, kind in enumerate(config.layer_types)]
         super().__init__(config, Backbone(embedding(config), layers, norm(config)))
+        self.embed_scale = config.hidden_size ** 0.5
         self.capped = config.raw.get("final_logit_softcapping") is not None
 
     @staticmethod
@@ -59,11 +60,6 @@ class Gemma2(CausalLM):
                                 out_bias=config.raw.get("attention_bias", False),
                                 scale=config.raw["query_pre_attn_scalar"] ** -0.5,
                                 softcap=config.raw.get("attn_logit_softcapping"))
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        x = super().embed(tokens)
-        # The factor was rounded to the model's dtype in training: sqrt(3072) = 55.43 is 55.5 in bf16.
-        return x * torch.tensor(self.config.hidden_size ** 0.5, dtype=x.dtype, device="cpu")
 
     def cap(self, logits: Tensor) -> Tensor:
         cap = self.config.raw.get("final_logit_softcapping")

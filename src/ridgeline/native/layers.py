@@ -13,7 +13,7 @@ from ridgeline.layers.attention import Attention
 from ridgeline.layers.block import ResidualBlock
 from ridgeline.layers.rope import Rotary
 from ridgeline.native import _native
-from ridgeline.native._native import AttentionBlock, Engine, Layers, Matrix, MlpBlock, Norm
+from ridgeline.native._native import AttentionBlock, Engine, Matrix, MlpBlock, Norm
 from ridgeline.types import LayerState
 
 CACHED = "native layers run on a cache; differentiable runs use the torch backend"
@@ -84,32 +84,6 @@ class NativeBlock(nn.Module):
         return x if self.own_feed is None else x + self.own_feed(x, batch)
 
 
-class NativeLayers:
-    """All decoder layers in one call: no Python between them, and the lock of the interpreter is free meanwhile."""
-
-    def __init__(self, engine: Engine, blocks: Sequence[NativeBlock]):
-        """blocks: both parts of each are native."""
-        self.engine, self.layers, self.mixers = engine, Layers(), list[NativeAttention]()
-        for block in blocks:
-            assert isinstance(block.mix, NativeAttention) and isinstance(block.feed, NativeMLP)
-            self.layers.add(block.mix.block, block.feed.block)
-            self.mixers.append(block.mix)
-        self.state: CacheView | None = None
-        self.kv, self.dtype = list[int](), ""
-
-    def __call__(self, x: Tensor, batch: Batch, state: CacheView | None) -> Tensor:
-        """x: (T, hidden) fp32 -> the same tensor, changed in place where it is contiguous."""
-        assert state is not None, CACHED
-        if state is not self.state:                        # its tensors stay where they are
-            self.kv = [address for mixer in self.mixers for address in kv_addresses(state, mixer.layer)]
-            self.state, self.dtype = state, str(state.layout.kv_dtype).removeprefix("torch.")
-        x = x.contiguous()
-        rope = [address for mixer in self.mixers for address in rope_addresses(mixer.rotary, batch)]
-        self.engine.layers(self.layers, x.data_ptr(), native_batch(batch), self.dtype, self.kv, rope,
-                           by_position(batch))
-        return x
-
-
 class NativeNorm(nn.Module):
     def __init__(self, engine: Engine, norm: Norm, size: int):
         super().__init__()
@@ -166,7 +140,8 @@ def rope_addresses(rotary: Rotary | None, batch: Batch) -> tuple[int, int]:
     key = ("native rope", id(rotary))
     found: tuple[int, int] | None = batch.memo.get(key)
     if found is None:
-        cos, sin = rotary.kept(batch) or rotary.tables(batch, torch.float32)      # (P or T, half) each
+        # (P, half) or (T, half)
+        cos, sin = rotary.kept(batch.longest()) if by_position(batch) else rotary.tables(batch, torch.float32)
         found = batch.memo[key] = cos.data_ptr(), sin.data_ptr()
     return found
 

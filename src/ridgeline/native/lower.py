@@ -19,18 +19,18 @@ from ridgeline.layers.attention import Attention
 from ridgeline.layers.block import ResidualBlock
 from ridgeline.layers.mlp import MLP, GatedMLP
 from ridgeline.layers.norm import RMSNorm
-from ridgeline.models.base import CausalLM
+from ridgeline.models.base import Backbone, CausalLM
 from ridgeline.native import _native, codes
 from ridgeline.native.head import NativeHead, NativeTopHead
 from ridgeline.native.layers import (
     NativeAttention,
     NativeBlock,
     NativeEmbedding,
-    NativeLayers,
     NativeMLP,
     NativeNorm,
     NativePart,
 )
+from ridgeline.native.whole import NativeWhole
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.dummy import dummy_tensor
 from ridgeline.weights.load import check_weights, packed_source, read_source
@@ -188,14 +188,24 @@ class _Builder:
             native = self.block(f"model.layers.{index}", block, report)
             if self.engine is not None:
                 layers[index] = native
-        if self.engine is not None and report.complete:
-            blocks = [block for block in layers if isinstance(block, NativeBlock)]
-            self.model.model.whole = NativeLayers(self.engine, blocks)
         self.norm(report)
         self.ends(report)
+        if self.engine is not None and report.complete:
+            self.whole(self.engine)
         report.tensors, report.parameters, report.matrices = self.taken, self.done, self.matrices
         report.notes = [f"{len(names)} matrices dequantised to float32, {reason}: {_some(names)}"
                         for reason, names in self.notes.items()]
+
+    def whole(self, engine: _native.Engine) -> None:
+        """One call for all but the head, where a family's pass is the usual one."""
+        model, backbone = self.model, self.model.model
+        kind, base = type(model), CausalLM
+        if type(backbone) is not Backbone or kind.forward is not base.forward or kind.embed is not base.embed:
+            return
+        blocks = [block for block in backbone.layers if isinstance(block, NativeBlock)]
+        embedding, norm = backbone.embed_tokens, backbone.norm
+        assert isinstance(embedding, NativeEmbedding) and isinstance(norm, NativeNorm)
+        model.whole = NativeWhole(engine, embedding.matrix, model.embed_scale, blocks, norm.norm)
 
     # Weights.
 
