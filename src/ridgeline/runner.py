@@ -151,9 +151,11 @@ class Runner:
     def execute(self, slices: Sequence[Slice]) -> list[SliceResult]:
         """One forward pass over all slices; result i belongs to slice i."""
         wanted = _collect(slices)
-        index = [offset + row for (offset, _), w in zip(_spans(slices), wanted) for row in w.rows]
-        every = len(index) == sum(s.count for s in slices)              # as in decoding: nothing is to be gathered
-        out = self.forward(slices, None if every else index)
+        index, total = list[int](), 0
+        for s, w in zip(slices, wanted):
+            index += [total + row for row in w.rows]
+            total += s.count
+        out = self.forward(slices, None if len(index) == total else index)      # all, as in decoding: nothing is to be gathered
         results = [SliceResult(Result() if s.last else None) for s in slices]
         self._hidden(slices, wanted, out.hidden, out.taps, results)
         self._prompt_logprobs(slices, wanted, out.hidden, results)
@@ -244,15 +246,19 @@ class Runner:
         else:
             contexts = [(c, d.purpose) for d in few for c in d.contexts()]
             flat = top_tokens(self.model, own, [c for c, _ in contexts], [c.uniform(purpose) for c, purpose in contexts])
-        at, served = 0, []
+        at, drafts = 0, []
+        left = [] if len(few) == len(draws) else [d for d in draws if not d.few]
         for d in few:
             tokens = [token for token in flat[at:at + len(d.rows)] if token is not None]
             at += len(d.rows)
-            if len(tokens) == len(d.rows) and d.may_have(tokens):     # the whole logits tell about the others
-                d.result.tokens = tokens
-                served.append(d)
-        _verify([d for d in served if isinstance(d.want, Verify)], hidden, ())
-        return [d for d in draws if d not in served]
+            if len(tokens) < len(d.rows) or not d.may_have(tokens):   # the whole logits tell about these
+                left.append(d)
+                continue
+            d.result.tokens = tokens
+            if isinstance(d.want, Verify):
+                drafts.append(d)
+        _verify(drafts, hidden, ())
+        return left
 
 
 class _Draw:
