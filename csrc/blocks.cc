@@ -298,6 +298,7 @@ void Engine::attend(const AttentionBlock& block, const BatchView& batch, const K
         task.out = out + a * out_ld + part_of * group * d, task.out_token = out_ld, task.out_head = d;
         task.tokens = n, task.group = group, task.d = d, task.dv = d;
         task.scale = block.scale, task.softcap = block.softcap, task.window = block.window;
+        task.sinks = block.sinks.empty() ? nullptr : block.sinks.data() + part_of * group;
         task.pages = batch.page_table + r * batch.pages, task.page_size = batch.page_size;
         task.context = batch.starts[r] + n, task.run_start = batch.starts[r];
         task.lo = batch.lo + a, task.hi = batch.hi + a, task.position = batch.positions + a;

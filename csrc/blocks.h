@@ -88,6 +88,7 @@ struct AttentionBlock {
   float scale, softcap;
   int64_t window;               // 0 = none
   int64_t half;                 // rotated pairs of a head; 0 = no rotation
+  std::vector<float> sinks;     // a logit for each query head that joins its softmax and is dropped; empty = none
   int64_t layer = -1;           // as traces name it
 };
 

@@ -300,19 +300,23 @@ NB_MODULE(_native, m) {
 
   nb::class_<AttentionBlock>(m, "AttentionBlock")
       .def("__init__", [](AttentionBlock* self, Norm before, Norm after, Norm q_norm, Norm k_norm, bool norm_heads, Linear q,
-                          Linear k, Linear v, Linear o, int64_t d, float scale, float softcap, int64_t window, int64_t half) {
+                          Linear k, Linear v, Linear o, int64_t d, float scale, float softcap, int64_t window, int64_t half,
+                          std::vector<float> sinks) {
         const int64_t hidden = q.matrix->cols;
         if (d < 1 || q.matrix->rows % d || k.matrix->rows % d || v.matrix->rows != k.matrix->rows ||
             (q.matrix->rows / d) % (k.matrix->rows / d) || k.matrix->cols != hidden || v.matrix->cols != hidden ||
             o.matrix->cols != q.matrix->rows || o.matrix->rows != hidden || 2 * half > d)
           throw std::invalid_argument("attention: the shapes of q, k, v and o do not fit");
         const int64_t heads = q.matrix->rows / d, kv_heads = k.matrix->rows / d;
+        if (!sinks.empty() && static_cast<int64_t>(sinks.size()) != heads)
+          throw std::invalid_argument("attention: " + std::to_string(sinks.size()) + " sinks for " + std::to_string(heads) +
+                                      " query heads; each has one, or none has");
         new (self) AttentionBlock{std::move(before), std::move(after), std::move(q_norm), std::move(k_norm), norm_heads,
                                   std::move(q), std::move(k), std::move(v), std::move(o), heads, kv_heads, d, scale, softcap,
-                                  window, half};
+                                  window, half, std::move(sinks)};
       }, nb::arg("before"), nb::arg("after"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("norm_heads"), nb::arg("q"),
          nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("d"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"),
-         nb::arg("half"))
+         nb::arg("half"), nb::arg("sinks") = std::vector<float>{})
       .def_rw("layer", &AttentionBlock::layer);
 
   nb::class_<Model>(m, "Model")

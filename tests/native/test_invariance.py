@@ -24,6 +24,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "biases, odd sizes": {"model_type": "qwen2", "intermediate_size": 72, "hidden_size": 40},
     "norms over all heads": {"model_type": "olmo2"},
     "heads of 64": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64},      # int8 keys by integers
+    "sinks": {"model_type": "with_sinks", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
+    "sinks, sliding, soft-cap": {"model_type": "with_sinks", "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 20,
+                                 "sliding_window": 24, "attn_logit_softcapping": 2.0},
 }
 # How weights and activations meet in the products: each has kernels of its own.
 PRODUCTS: dict[str, dict[str, Any]] = {
@@ -77,7 +80,8 @@ def test_chunks_batches_and_threads_give_the_same_bits(model: str, products: str
 
 
 @pytest.mark.parametrize(("model", "kv"), [("grouped", torch.bfloat16), ("sliding", torch.bfloat16),
-                                           ("heads of 64", torch.int8)], ids=str)
+                                           ("heads of 64", torch.int8), ("sinks", torch.bfloat16),
+                                           ("sinks", torch.int8)], ids=str)
 def test_long_contexts_split_between_threads_give_the_same_bits(model: str, kv: torch.dtype, folder: Any) -> None:
     """A decoding row's keys are shared out in chunks when there are fewer heads than threads to feed."""
     found = []

@@ -18,12 +18,15 @@ class Attention(nn.Module):
     """q, k, v projections, optional q/k norms and rotation, attention, output projection.
 
     norm(size) builds the q and k norms: "head" norms each head's vector, "all" the whole projection (OLMo 2).
-    Head counts come from the projections' shapes, so that a tensor-parallel slice of the weights just works.
+    sinks: a learned logit for each query head joins its softmax and is dropped, so that a head may attend to nothing
+    (arXiv 2309.17453, section 3.2: a sink; gpt_oss). Head counts come from the projections' shapes, so that a
+    tensor-parallel slice of the weights just works; sinks are sliced as q's rows are.
     """
 
     def __init__(self, layer: int, hidden: int, heads: int, kv_heads: int, head_dim: int, *, rotary: Rotary | None,
                  bias: bool = False, out_bias: bool = False, window: int | None = None, scale: float | None = None,
-                 softcap: float | None = None, norm: Callable[[int], nn.Module] | None = None, norm_over: str = "head"):
+                 softcap: float | None = None, norm: Callable[[int], nn.Module] | None = None, norm_over: str = "head",
+                 sinks: bool = False):
         super().__init__()
         self.q_proj = nn.Linear(hidden, heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=bias)
@@ -33,6 +36,7 @@ class Attention(nn.Module):
         if norm:
             self.q_norm = norm(head_dim if norm_over == "head" else heads * head_dim)
             self.k_norm = norm(head_dim if norm_over == "head" else kv_heads * head_dim)
+        self.sinks = nn.Parameter(torch.zeros(heads)) if sinks else None
         self.layer, self.head_dim, self.rotary = layer, head_dim, rotary
         self.window, self.softcap = window, softcap
         self.scale = head_dim ** -0.5 if scale is None else scale
@@ -52,7 +56,7 @@ class Attention(nn.Module):
         if self.rotary is not None:
             q, k = self.rotary(q, k, batch)
         out = attend_cached(q, k, v, batch, state, self.layer, scale=self.scale, window=self.window,
-                            softcap=self.softcap)
+                            softcap=self.softcap, sinks=self.sinks)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 

@@ -27,7 +27,8 @@ class MlpBlock:
 class AttentionBlock:
     layer: int
     def __init__(self, before: Norm, after: Norm, q_norm: Norm, k_norm: Norm, norm_heads: bool, q: Linear, k: Linear,
-                 v: Linear, o: Linear, d: int, scale: float, softcap: float, window: int, half: int) -> None: ...
+                 v: Linear, o: Linear, d: int, scale: float, softcap: float, window: int, half: int,
+                 sinks: list[float] = ...) -> None: ...
 
 class Model:
     def __init__(self, embedding: Matrix, scale: float, norm: Norm) -> None: ...

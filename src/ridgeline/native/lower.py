@@ -361,8 +361,9 @@ class _Builder:
         projections = [self.linear(f"{name}.{leaf}", getattr(inner, leaf), kinds)
                        for leaf in ("q_proj", "k_proj", "v_proj", "o_proj")]
         half = 0 if inner.rotary is None else len(inner.rotary.inv_freq)
+        sinks = [] if inner.sinks is None else self.vector(f"{name}.sinks", len(inner.sinks))
         block = self._made(_native.AttentionBlock, *around, *norms, inner.norm_over == "head", *projections, inner.head_dim,
-                           inner.scale, inner.softcap or 0.0, inner.window or 0, half)
+                           inner.scale, inner.softcap or 0.0, inner.window or 0, half, sinks)
         if self.engine is None:
             return None
         block.layer = _layer_of(name)
