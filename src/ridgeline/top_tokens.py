@@ -40,13 +40,17 @@ def top_tokens(model: CausalLM, hidden: Tensor, rows: Sequence[RowContext], u: S
         kth = scores.topk(max(wanted), dim=-1).values[torch.arange(len(rows)), torch.tensor(wanted) - 1]
         known &= (counts < torch.tensor(k)) | (lowest < kth) | torch.tensor(closed)
     found = Candidates(ids, scores, known)
+    cut = bool(len(apart.ids)) or not model.capped
     if len(apart.ids):
         found = apart.merge(found, apart.process(touched), wanted)
-    tokens = found.ids.gather(1, torch.from_numpy(found.scores.numpy().argmax(-1))[:, None])[:, 0]     # the first of equals
     sampled = [i for i, row in enumerate(rows) if not row.params.greedy]
-    if sampled:
-        part = Candidates(found.ids[sampled], found.scores[sampled], found.known[sampled])
-        tokens[sampled] = draw(part, [rows[i] for i in sampled], [u[i] for i in sampled])
+    if len(sampled) == len(rows):
+        tokens = draw(found, rows, u, cut=cut)
+    else:
+        tokens = found.ids.gather(1, torch.from_numpy(found.scores.numpy().argmax(-1))[:, None])[:, 0]    # the first of equals
+        if sampled:
+            part = Candidates(found.ids[sampled], found.scores[sampled], found.known[sampled])
+            tokens[sampled] = draw(part, [rows[i] for i in sampled], [u[i] for i in sampled], cut=cut)
     known = found.known & (found.scores > -torch.inf).any(-1)
     return [token if good else None for token, good in zip(tokens.tolist(), known.tolist())]
 

@@ -47,3 +47,11 @@ def test_engine_overhead() -> None:
         seconds = result["seconds"][batch]
         assert all(value > 0 for value in seconds["parts"].values()), seconds
         assert seconds["step"] > 0
+
+
+def test_choosing() -> None:
+    text, result = run("choosing", "gemma3-270m", "--batch", "2", "--rounds", "1")
+    ways = {row["sampling"]: row for row in result["results"]}
+    assert "top_k 64" in ways and all(0 < row["step_s"] for row in ways.values())
+    # All of 262,144 probabilities cost more than the best few.
+    assert ways["temperature 1, whole vocabulary"]["choosing_s"] > ways["temperature 0"]["choosing_s"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.noise import again
 from ridgeline.sampling.context import RowContext
-from ridgeline.sampling.distribution import distribution
+from ridgeline.sampling.distribution import sampled
 from ridgeline.sampling.inverse import BLOCK, first_above
 from ridgeline.sampling.processors import Edit, edits
 from ridgeline.sampling_params import SamplingParams
@@ -60,9 +60,12 @@ def candidates(logits: Tensor, rows: Sequence[RowContext]) -> Candidates:
     return Candidates(ids, scores, known)
 
 
-def draw(found: Candidates, rows: Sequence[RowContext], u: Sequence[float]) -> Tensor:
-    """A token for each row by its u in [0, 1): (R,) int64. The rule of `inverse_cdf` without the weights that are 0 anyway."""
-    weights = distribution(found.scores, rows).double()  # (R, CAPACITY)
+def draw(found: Candidates, rows: Sequence[RowContext], u: Sequence[float], *, cut: bool = True) -> Tensor:
+    """A token for each row by its u in [0, 1): (R,) int64. The rule of `inverse_cdf` without the weights that are 0 anyway.
+
+    cut: the candidates are those that each row's top-k leaves; False: and some that it does not.
+    """
+    weights = sampled(found.scores, rows, cut=cut).double()  # (R, CAPACITY)
     block = found.ids // BLOCK
     inside = block == block.gather(1, first_above(weights, u))  # (R, CAPACITY)
     place = first_above(weights * inside, [again(x) for x in u])  # (R, 1)

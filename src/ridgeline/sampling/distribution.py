@@ -28,7 +28,7 @@ def distribution(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
     assert logits.dim() == 2 and logits.shape[0] == len(rows), "one context per row of logits"
     greedy = [i for i, row in enumerate(rows) if row.params.greedy]
     if not greedy:
-        return _sampled(logits.float(), rows)
+        return sampled(logits.float(), rows)
     probs = torch.zeros_like(logits, dtype=torch.float32)
     top = torch.tensor(greedy, device=logits.device)
     tokens = argmax(logits[top] if len(greedy) < len(rows) else logits)  # (greedy,)
@@ -36,7 +36,7 @@ def distribution(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
     if len(greedy) < len(rows):
         others = [i for i, row in enumerate(rows) if not row.params.greedy]
         index = torch.tensor(others, device=logits.device)
-        probs[index] = _sampled(logits[index].float(), [rows[i] for i in others])
+        probs[index] = sampled(logits[index].float(), [rows[i] for i in others])
     return probs
 
 
@@ -50,14 +50,14 @@ def argmax(logits: Tensor) -> Tensor:
     return torch.where(logits.amax(-1) > -torch.inf, best, -1)
 
 
-def _sampled(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
-    """`distribution` of rows none of which is greedy."""
+def sampled(logits: Tensor, rows: Sequence[RowContext], *, cut: bool = False) -> Tensor:
+    """`distribution` of rows none of which is greedy. cut: these are the logits that each row's top-k leaves, and no others."""
     params = [row.params for row in rows]
     vocab = logits.shape[1]
     peak = logits.amax(-1, keepdim=True)  # (R, 1)
     finite = bool(peak.isfinite().all())
     temperature = [p.temperature for p in params]
-    top_k = [p.top_k if 0 < p.top_k < vocab else 0 for p in params]
+    top_k = [p.top_k if 0 < p.top_k < vocab and not cut else 0 for p in params]
     top_p = [p.top_p for p in params]
     min_p = [p.min_p for p in params]
     typical_p = [p.typical_p for p in params]
