@@ -13,6 +13,7 @@
 #include <malloc.h>
 #endif
 
+#include <limits>
 #include <optional>
 #include <stdexcept>
 
@@ -229,8 +230,20 @@ void forward(Engine& engine, const Model& model, const Batch& batch, const std::
                  reinterpret_cast<float*>(out));
 }
 
-// temperature, top_k, top_p, min_p, typical_p, u, again
-using Draw = std::tuple<float, int64_t, double, double, double, double, double>;
+// temperature, top_k, top_p, min_p, typical_p, u
+using Draw = std::tuple<double, int64_t, double, double, double, double>;
+
+std::vector<SampleRow> sample_rows(const std::vector<Draw>& asked, int64_t rows) {
+  if (rows < 1 || static_cast<int64_t>(asked.size()) != rows)
+    throw std::invalid_argument("drawing needs one set of parameters for each of at least one row");
+  std::vector<SampleRow> each;
+  for (const auto& [temperature, top_k, top_p, min_p, typical_p, u] : asked) {
+    if (!(temperature > 0)) throw std::invalid_argument("temperature must be above 0");
+    each.push_back({std::max(static_cast<float>(temperature), std::numeric_limits<float>::min()), top_k, top_p, min_p, typical_p, u,
+                    again(u)});
+  }
+  return each;
+}
 
 void check(const TopQuery& query, int64_t rows, const Linear& linear) {
   if (!linear.bias.empty()) throw std::invalid_argument("top knows no bias");
@@ -398,16 +411,24 @@ NB_MODULE(_native, m) {
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("k"), nb::arg("offsets"), nb::arg("touched"),
          nb::arg("touched_scores"), nb::arg("capacity"), nb::arg("ids"), nb::arg("scores"), nb::arg("counts"), nb::arg("prune"))
       .def("sample", [](Engine& e, Address logits, int64_t rows, int64_t vocab, const std::vector<Draw>& asked, Address tokens) {
-        if (rows < 1 || vocab < 1 || static_cast<int64_t>(asked.size()) != rows)
-          throw std::invalid_argument("sample needs one set of parameters for each of at least one row");
-        std::vector<SampleRow> each;
-        for (const auto& [temperature, top_k, top_p, min_p, typical_p, u, again] : asked) {
-          if (!(temperature > 0)) throw std::invalid_argument("temperature must be above 0");
-          each.push_back({temperature, top_k, top_p, min_p, typical_p, u, again});
-        }
+        if (vocab < 1) throw std::invalid_argument("rows without logits");
+        const std::vector<SampleRow> each = sample_rows(asked, rows);
         nb::gil_scoped_release free;
         e.sample(reinterpret_cast<const float*>(logits), rows, vocab, each.data(), reinterpret_cast<int64_t*>(tokens));
       }, nb::arg("logits"), nb::arg("rows"), nb::arg("vocab"), nb::arg("asked"), nb::arg("tokens"))
+      .def("draw_few", [](Engine&, Address ids, Address scores, int64_t rows, int64_t capacity, const std::vector<Draw>& asked,
+                          bool cut, Address tokens) {
+        const std::vector<SampleRow> each = sample_rows(asked, rows);
+        nb::gil_scoped_release free;
+        int64_t* out = reinterpret_cast<int64_t*>(tokens);
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t* own = reinterpret_cast<const int64_t*>(ids) + r * capacity;
+          const int64_t n = std::find(own, own + capacity, -1) - own;
+          const int64_t place = draw_few({own, reinterpret_cast<const float*>(scores) + r * capacity, n, cut},
+                                         each[static_cast<size_t>(r)]);
+          out[r] = place < 0 ? place : own[place];
+        }
+      }, nb::arg("ids"), nb::arg("scores"), nb::arg("rows"), nb::arg("capacity"), nb::arg("asked"), nb::arg("cut"), nb::arg("tokens"))
       .def("argmax", [](Engine& e, const Linear& l, Address x, int64_t rows, Address tokens) {
         e.argmax(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<int64_t*>(tokens));
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())

@@ -13,6 +13,21 @@ struct SampleRow {
   double u, again;             // in [0, 1): for the block of kSampleBlock tokens, and for the token in it
 };
 
+// A second number in [0, 1) that has nothing in common with the first (53 bits) but to be made from it: ridgeline.noise.again.
+double again(double u);
+
+// The candidates of one row, n of them, with ids that ascend.
+struct Few {
+  const int64_t* ids;
+  const float* scores;
+  int64_t n;
+  bool cut;                    // these are what the row's top-k leaves
+};
+
+// A place among the candidates, by the rule of Engine::sample on a row where all other logits are -infinity; kNothing or
+// kInfinite. In plain loops, since there are a hundred.
+int64_t draw_few(const Few& from, const SampleRow& row);
+
 constexpr int64_t kSampleBlock = 512;
 constexpr int64_t kNothing = -1;       // all logits are -infinity, or one is NaN
 constexpr int64_t kInfinite = -2;      // one is +infinity: left to the caller

@@ -4,7 +4,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,9 @@ from ridgeline.cache.view import CacheView
 from ridgeline.decoding.base import Hidden, Result, Rows, Run, Sample, Verify
 from ridgeline.decoding.verify import VerifyRequest, verify_batch
 from ridgeline.errors import EngineError
-from ridgeline.models.base import CausalLM, ModelOutput
+from ridgeline.models.base import CausalLM, ModelOutput, TopHead
 from ridgeline.noise import Purpose
-from ridgeline.sampling import Draw, RowContext, distribution, process, sample, top_logprobs
+from ridgeline.sampling import RowContext, distribution, process, sample, top_logprobs
 from ridgeline.top_tokens import top_tokens
 from ridgeline.types import TokenLogprobs
 
@@ -218,7 +218,7 @@ class Runner:
         processed = _forbid(processed, logits, draws)
         processed = _obey(processed, logits, draws)
         for group in _alike(draws):
-            _draw(group, processed, contexts, None if self.model.top_head is None else self.model.top_head.draw)
+            _draw(group, processed, contexts, self.model.top_head)
         _verify([d for d in draws if isinstance(d.want, Verify)], processed, contexts)
         for d in draws:
             k = d.slice.seq.params.logprobs
@@ -443,11 +443,12 @@ def _alike(draws: Sequence[_Draw]) -> list[list[_Draw]]:
     return list(groups.values())
 
 
-def _draw(group: Sequence[_Draw], processed: Tensor, contexts: Sequence[RowContext], wide: Draw | None) -> None:
+def _draw(group: Sequence[_Draw], processed: Tensor, contexts: Sequence[RowContext], head: TopHead | None) -> None:
     rows = [d.at + i for d in group for i in range(len(d.rows))]
     keep = isinstance(group[0].want, Sample) and group[0].want.keep_q
     logits = processed if len(rows) == len(processed) else processed[rows]
-    tokens, probs = sample(logits, [contexts[r] for r in rows], group[0].purpose, keep_probs=keep, wide=wide)
+    ways: dict[str, Any] = {} if head is None else {"wide": head.draw, "few": head.draw_few}
+    tokens, probs = sample(logits, [contexts[r] for r in rows], group[0].purpose, keep_probs=keep, **ways)
     flat, at = tokens.tolist(), 0
     for d in group:
         n = len(d.rows)

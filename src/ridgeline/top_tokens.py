@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.models.base import CausalLM
-from ridgeline.sampling import CAPACITY, Apart, Candidates, RowContext, draw
+from ridgeline.sampling import CAPACITY, Apart, Candidates, RowContext
 
 # Further candidates of a model with a soft-cap, which may round different logits to one.
 MARGIN = 8
@@ -45,12 +45,12 @@ def top_tokens(model: CausalLM, hidden: Tensor, rows: Sequence[RowContext], u: S
         found = apart.merge(found, apart.process(touched), wanted)
     sampled = [i for i, row in enumerate(rows) if not row.params.greedy]
     if len(sampled) == len(rows):
-        tokens = draw(found, rows, u, cut=cut)
+        tokens = model.top_head.draw_few(found, rows, u, cut=cut)
     else:
         tokens = found.ids.gather(1, torch.from_numpy(found.scores.numpy().argmax(-1))[:, None])[:, 0]    # the first of equals
         if sampled:
             part = Candidates(found.ids[sampled], found.scores[sampled], found.known[sampled])
-            tokens[sampled] = draw(part, [rows[i] for i in sampled], [u[i] for i in sampled], cut=cut)
+            tokens[sampled] = model.top_head.draw_few(part, [rows[i] for i in sampled], [u[i] for i in sampled], cut=cut)
     known = found.known & (found.scores > -torch.inf).any(-1)
     return [token if good else None for token, good in zip(tokens.tolist(), known.tolist())]
 

@@ -50,8 +50,8 @@ def test_engine_overhead() -> None:
 
 
 def test_choosing() -> None:
-    text, result = run("choosing", "gemma3-270m", "--batch", "2", "--rounds", "1")
+    _, result = run("choosing", "gemma3-270m", "--batch", "2", "--rounds", "1")
     ways = {row["sampling"]: row for row in result["results"]}
-    assert "top_k 64" in ways and all(0 < row["step_s"] for row in ways.values())
+    assert "top_k 64" in ways and all(row["step_s"] > 0 for row in ways.values())
     # All of 262,144 probabilities cost more than the best few.
     assert ways["temperature 1, whole vocabulary"]["choosing_s"] > ways["temperature 0"]["choosing_s"]

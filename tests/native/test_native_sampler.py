@@ -9,7 +9,9 @@ import torch
 
 from ridgeline.native import _native
 from ridgeline.native.head import NativeTopHead
-from ridgeline.sampling import RowContext, distribution, inverse_cdf, sample
+from ridgeline.noise import again
+from ridgeline.sampling import Candidates, RowContext, distribution, draw, inverse_cdf, sample
+from ridgeline.sampling.candidates import candidates
 from ridgeline.sampling_params import SamplingParams
 
 torch.set_num_threads(1)
@@ -107,8 +109,43 @@ def test_threads_and_batches_change_nothing() -> None:
 def test_bad_arguments_are_refused() -> None:
     engine = _native.Engine("", 1)
     x, tokens = torch.zeros(2, 8), torch.zeros(2, dtype=torch.int64)
-    one = (1.0, 0, 1.0, 0.0, 1.0, 0.5, 0.5)
+    one = (1.0, 0, 1.0, 0.0, 1.0, 0.5)
     with pytest.raises(ValueError, match="one set of parameters for each of at least one row"):
         engine.sample(x.data_ptr(), 2, 8, [one], tokens.data_ptr())
     with pytest.raises(ValueError, match="temperature must be above 0"):
         engine.sample(x.data_ptr(), 1, 8, [(0.0, *one[1:])], tokens.data_ptr())
+
+
+@pytest.mark.parametrize("kind", ["flat", "sharp", "coarse"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_few_candidates_give_the_tokens_of_the_torch_implementation(kind: str, cut: bool) -> None:
+    """cut=False: as many candidates as a model with a soft-cap has, more than top-k leaves."""
+    head, vocab, differ = head_of("scalar"), 5000, 0
+    fields = [dict(each, top_k=k) for each in SETTINGS if each["top_k"] == 2 for k in (1, 40, 64)]
+    rows = [context(i, **each) for i, each in enumerate(fields)]
+    logits = logits_of(kind, len(rows), vocab)
+    found = candidates(logits, rows if cut else [context(0, top_k=64)] * len(rows))
+    for u in np.linspace(0, 0.9999, 31):
+        numbers = [(u + 0.0173 * i) % 1 for i in range(len(rows))]
+        expected = draw(found, rows, numbers, cut=cut)
+        own = head.draw_few(found, rows, numbers, cut=cut)
+        differ += int((own != expected)[found.known].sum())
+    assert found.known.any() and differ <= 3
+
+
+def test_few_candidates_with_nothing_to_draw() -> None:
+    ids, scores = torch.full((3, 128), -1), torch.full((3, 128), -torch.inf)
+    ids[1:, 0], scores[1, 0], scores[2, 0] = 7, torch.inf, torch.nan
+    rows = [context(0, top_k=3)] * 3
+    found = head_of("scalar").draw_few(Candidates(ids, scores, torch.zeros(3, dtype=torch.bool)), rows, [0.5] * 3)
+    assert (found < 0).all()
+
+
+def test_the_second_number_is_that_of_the_noise_module() -> None:
+    """Of 64 equally likely candidates in one block, the place is the second number times 64."""
+    count = 64
+    ids, scores = torch.full((1, 128), -1), torch.full((1, 128), -torch.inf)
+    ids[0, :count], scores[0, :count] = torch.arange(count), 0.0
+    found, head = Candidates(ids, scores, torch.ones(1, dtype=torch.bool)), head_of("scalar")
+    for u in np.random.default_rng(0).random(50):
+        assert head.draw_few(found, [context(0, top_k=64)], [float(u)]).item() == int(again(float(u)) * count)

@@ -15,6 +15,7 @@ from ridgeline.cache.view import CacheView
 from ridgeline.errors import UnsupportedModel
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.rope import Rotary, build_rotary
+from ridgeline.sampling.candidates import Candidates
 from ridgeline.sampling.context import RowContext
 from ridgeline.types import LayerState
 from ridgeline.weights.mapping import From
@@ -173,6 +174,9 @@ class TopHead(Protocol):
 
     def draw(self, logits: Tensor, rows: Sequence[RowContext], u: Sequence[float]) -> Tensor:
         """Tokens drawn from processed fp32 logits (R, V), none of them greedy: (R,) int64; see `ridgeline.sampling.sample`."""
+
+    def draw_few(self, found: Candidates, rows: Sequence[RowContext], u: Sequence[float], *, cut: bool = True) -> Tensor:
+        """What `ridgeline.sampling.draw` does: (R,) int64, of rows that are `known`."""
 
 
 class CausalLM(nn.Module):

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ridgeline.models.base import HeadRows
 from ridgeline.native._native import Engine, Linear, Matrix
-from ridgeline.noise import again
-from ridgeline.sampling import RowContext, distribution, inverse_cdf
+from ridgeline.sampling import Candidates, RowContext, distribution, inverse_cdf
 
 _Ids = npt.NDArray[np.int64]
 
@@ -102,12 +101,18 @@ class NativeTopHead:
         logits = logits.contiguous()
         count, vocab = logits.shape
         tokens = torch.empty(count, dtype=torch.int64)
-        asked = [(p.temperature, p.top_k if 0 < p.top_k < vocab else 0, p.top_p, p.min_p, p.typical_p, number, again(number))
-                 for p, number in zip((row.params for row in rows), u)]
-        self.engine.sample(logits.data_ptr(), count, vocab, asked, tokens.data_ptr())
+        self.engine.sample(logits.data_ptr(), count, vocab, _asked(rows, u), tokens.data_ptr())
         for i in (tokens < -1).nonzero()[:, 0].tolist():                       # infinite logits share the whole mass
             tokens[i] = inverse_cdf(distribution(logits[i:i + 1], rows[i:i + 1]), [u[i]])[0]
         return tokens
+
+    def draw_few(self, found: Candidates, rows: Sequence[RowContext], u: Sequence[float], *, cut: bool = True) -> Tensor:
+        ids, scores = found.ids.contiguous(), found.scores.contiguous()
+        count, capacity = ids.shape
+        tokens = torch.empty(count, dtype=torch.int64)
+        self.engine.draw_few(ids.data_ptr(), scores.data_ptr(), count, capacity, _asked(rows, u), cut,
+                             tokens.data_ptr())
+        return tokens                                                          # below 0: the row's `known` is False
 
     def _judge(self, rows: int, *, narrow: bool) -> Pruning | None:
         """None: the whole head is to be read."""
@@ -122,3 +127,8 @@ class NativeTopHead:
         self.rows.total += self.matrix.rows
         if judge is not None:
             judge.saw(scored / self.matrix.rows)
+
+
+def _asked(rows: Sequence[RowContext], u: Sequence[float]) -> list[tuple[float, int, float, float, float, float]]:
+    return [(p.temperature, max(p.top_k, 0), p.top_p, p.min_p, p.typical_p, number)
+            for p, number in zip((row.params for row in rows), u)]

@@ -7,25 +7,27 @@ import torch
 from torch import Tensor
 
 from ridgeline.noise import Purpose
-from ridgeline.sampling.candidates import candidates, draw, narrow
+from ridgeline.sampling.candidates import Candidates, candidates, draw, narrow
 from ridgeline.sampling.context import RowContext
 from ridgeline.sampling.distribution import argmax, distribution
 from ridgeline.sampling.inverse import inverse_cdf
 
 # Processed logits (R, V), their rows' contexts and numbers u -> tokens (R,).
 Draw = Callable[[Tensor, Sequence[RowContext], Sequence[float]], Tensor]
+# Candidates in place of logits.
+DrawFew = Callable[[Candidates, Sequence[RowContext], Sequence[float]], Tensor]
 
 
 def sample(
     logits: Tensor, rows: Sequence[RowContext], purpose: Purpose = Purpose.SAMPLE, *, keep_probs: bool = False,
-    wide: Draw | None = None
+    wide: Draw | None = None, few: DrawFew = draw
 ) -> tuple[Tensor, Tensor | None]:
     """Chooses a token for each row of processed logits (R, V).
 
     Returns the tokens (R,) int64 and, with `keep_probs`, the distributions (R, V) float32 that they were chosen from.
     Row i takes the number that `rows[i]` has for `purpose`, so it does not matter what else is in the batch.
-    wide: what draws rows that need all of their logits, in place of `distribution` and `inverse_cdf`; the tokens are the
-    same up to rounding where two of them meet.
+    wide: what draws rows that need all of their logits, in place of `distribution` and `inverse_cdf`, few: rows of which the
+    candidates decide; the tokens are the same up to rounding where two of them meet.
     A token of -1 marks a row with nothing to choose from: every token is masked, or a logit is NaN.
     """
     if keep_probs:
@@ -43,7 +45,7 @@ def sample(
             tokens[which] = argmax(own)
             continue
         u = [row.uniform(purpose) for row in part]
-        tokens[which] = _narrow(own, part, u) if kind == "narrow" else (wide or _wide)(own, part, u)
+        tokens[which] = _narrow(own, part, u, few) if kind == "narrow" else (wide or _wide)(own, part, u)
     return tokens, None
 
 
@@ -51,10 +53,10 @@ def _wide(logits: Tensor, rows: Sequence[RowContext], u: Sequence[float]) -> Ten
     return inverse_cdf(distribution(logits, rows), u)
 
 
-def _narrow(logits: Tensor, rows: Sequence[RowContext], u: Sequence[float]) -> Tensor:
+def _narrow(logits: Tensor, rows: Sequence[RowContext], u: Sequence[float], few: DrawFew) -> Tensor:
     """From the few candidates; rows without such are drawn from their whole distribution."""
     found = candidates(logits, rows)
-    tokens = draw(found, rows, u)
+    tokens = few(found, rows, u)
     for i in (~found.known).nonzero()[:, 0].tolist():
         tokens[i] = _wide(logits[i:i + 1], rows[i:i + 1], [u[i]])[0]
     return tokens
