@@ -76,8 +76,12 @@ struct Acts {
   int64_t rows, stride;    // stride: columns padded to 32
 };
 
-// A q8_0 matrix whose bytes are cut in halves: in `high` the high nibbles, in `low` the low ones, each laid out like q4_0,
-// 256 bytes a block of a tile. So the argmax of a product reads all high nibbles and few low ones.
+// A q8_0 matrix whose bytes are cut in halves, 256 bytes a block of a tile each: in `high` the high nibbles, laid out like
+// q4_0, in `low` the low ones by quads of rows. So the best rows of a product read all high nibbles and few low ones.
+//
+// Quad i of a tile is its rows i, i + 4, i + 8 and i + 12; its lines of 64 bytes, one a block, lie one after the other:
+// low[tile][quad][block]. A line has 16 bytes of each row: column c in the low half of byte c, column 16 + c in its high
+// half. Transposing 4 x 4 words within the 128-bit lanes of four quads' lines gives the vectors of q4_0.
 struct SplitHead {
   int64_t rows, cols;
   const uint8_t *high, *low, *scales;
@@ -85,6 +89,13 @@ struct SplitHead {
   int64_t blocks() const { return (cols + kBlock - 1) / kBlock; }
 };
 constexpr int64_t kPlane = 256;   // bytes of a block of one plane
+constexpr int64_t kQuads = 4;     // of a tile
+
+// What a block of one row of activations brings to scores from the planes: see kernels/head.h.
+struct HeadFactors {
+  float dot, offset, bound;       // high plane: of sum(h q), of S, of |S|
+  float scale, middle, width;     // low plane: of sum(l q), of S, of |S|
+};
 
 struct Kernels {
   const char* name;
@@ -99,11 +110,19 @@ struct Kernels {
   // The same from bf16 activations and kind bf16 alone: exact products, fp32 sums.
   void (*gemm_bf16)(const Weights& w, const uint16_t* x, int64_t rows, int64_t stride, int64_t first, int64_t last,
                     float* out, int64_t ld);
-  // Scores of tiles first <= t < last from the high plane alone, for each row r of x: upper[r * ld + 16 t + i] is at
-  // least the exact score that gemm gives; lower[r] the largest lower bound of a score among rows that exist, at[r] its
-  // output row. At most 4 rows and 16,384 columns. Null where an instruction set has no such kernel.
-  void (*head_bounds)(const SplitHead& w, const Acts& x, int64_t first, int64_t last, float* upper, int64_t ld,
-                      float* lower, int64_t* at);
+  // Scores of tiles first <= t < last from the high plane alone, for each row r of x: score[r * score_ld + 16 (t - first) + i]
+  // is the likely one; upper[r * ld + 16 t + i] at least the exact one that gemm gives, -infinity for rows that do not exist.
+  // broken[r] becomes true where an upper is NaN or +infinity. factors: rows x blocks. At most 4 rows and 16,384 columns.
+  // Null where an instruction set has no such kernels.
+  void (*head_bounds)(const SplitHead& w, const Acts& x, const HeadFactors* factors, int64_t first, int64_t last, float* score,
+                      int64_t score_ld, float* upper, int64_t ld, bool* broken);
+  // Quads (4 tile + i) of tiles first <= t < last with an upper of at least bar[r] in a row r; ascending. Returns how many.
+  int64_t (*head_doubtful)(const float* upper, int64_t ld, int64_t rows, const float* bar, int64_t first, int64_t last,
+                           int32_t* quads);
+  // Brings blocks first <= b < last of the low plane into the uppers of `count` quads. Keeps, in order, the quads that stay
+  // doubtful; returns how many.
+  int64_t (*head_refine)(const SplitHead& w, const Acts& x, const HeadFactors* factors, int64_t first, int64_t last,
+                         int32_t* quads, int64_t count, float* upper, int64_t ld, const float* bar);
   // The largest of n values, the first of equals: *best and *at go from what they were to it if it is larger than *best.
   // Values are at offset + i of the row. Returns whether all values were finite.
   bool (*row_max)(const float* x, int64_t n, int64_t offset, float* best, int64_t* at);

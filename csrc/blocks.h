@@ -1,5 +1,6 @@
 // What a decoder layer does: an attention block and an MLP block, residual connections and norms included; and whole passes.
 #pragma once
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -133,14 +134,14 @@ class Engine {
   // out (rows x matrix rows, leading dimension ld) = x . W
   void run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld);
   void run(const Norm& norm, const float* x, int64_t rows, int64_t n, float* out);
-  // tokens[r] = argmax over the rows of x[r] . W, the lowest on ties; -1 where a score is not a number. Exactly what the
-  // whole product gives, reading the low nibbles only where the high ones leave a doubt. Returns how many output rows
-  // were scored exactly. The matrix must be split.
+  // tokens[r] = argmax over the rows of x[r] . W, the lowest on ties; -1 where a score is not finite. Exactly what the whole
+  // product gives, reading the low nibbles only where the high ones leave a doubt. Returns how many output rows were scored
+  // from both planes, parts of rows added up. The matrix must be split.
   int64_t greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens);
   // The same for any matrix, from the whole product, which stays in the cache strip by strip; -1 where a score is not finite.
   void argmax(const Linear& linear, const float* x, int64_t rows, int64_t* tokens);
-  // The best of each row, as `query` asks. Returns how many output rows were scored exactly; all, where the matrix is not
-  // split, with more than kHeadRows rows, or where `query` says so.
+  // The best of each row, as `query` asks. Returns how many output rows were scored from both planes; all, where the matrix
+  // is not split, with more than kHeadRows rows, or where `query` says so.
   int64_t top(const Linear& linear, const float* x, int64_t rows, const TopQuery& query);
   // tokens[r] drawn from row r of the logits (rows x vocab) as asked[r] says; kNothing or kInfinite where it cannot be.
   void sample(const float* logits, int64_t rows, int64_t vocab, const SampleRow* asked, int64_t* tokens);
@@ -171,6 +172,11 @@ class Engine {
 
   int64_t top_whole(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
   int64_t top_pruned(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
+  // Calls sink(thread, tile, scores), scores being rows x kTile exact ones that it may overwrite, once for each tile with a row
+  // that may be among the k best of those that are not touched, or with a touched one. broken[r] becomes true where a score
+  // may be not finite. Of `query` only k, offsets and touched are read. Returns what greedy() does.
+  using TileSink = std::function<void(int, int64_t, float*)>;
+  int64_t prune(const Linear& linear, const Input& in, const float* x, const TopQuery& query, bool* broken, const TileSink& sink);
   int64_t touched_alone(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
 
   Buffer inputs_[2], wide_[3], normal_, scratch_, parts_, tiles_, hidden_;

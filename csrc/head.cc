@@ -1,6 +1,7 @@
 // The most likely tokens of a head without its logits.
 #include <algorithm>
 #include <limits>
+#include <memory>
 
 #include "blocks.h"
 
@@ -56,62 +57,29 @@ void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t*
 
 int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64_t* tokens) {
   trace.begin(-1, rows);
-  const SplitHead w = linear.matrix->planes();
-  const int64_t tiles = w.tiles(), ld = tiles * kTile, threads = team.size();
-  const Input in = input(0, rows, w.cols);
-  wide_[0].need(static_cast<size_t>(rows * ld) * 4);
-  tiles_.need(static_cast<size_t>(threads * rows * kTile) * 4);
-  float* upper = wide_[0].as<float>();
-  std::vector<float> lower(threads * rows), best(threads * rows);
-  std::vector<int64_t> at(threads * rows), token(threads * rows), exact(threads);
-  team.run([&](int thread) {
-    take(in, x, Precision::i8, thread);
-    team.barrier();
-    const Range t = share(tiles, thread, static_cast<int>(threads));
-    isa.kernels->head_bounds(w, {in.q, in.scale, in.sum, in.rows, in.stride}, t.first, t.last, upper, ld,
-                             lower.data() + thread * rows, at.data() + thread * rows);
-    team.barrier();
-    float* scores = tiles_.as<float>() + thread * rows * kTile;
-    const auto score = [&](int64_t t) { multiply(linear, in, t, t + 1, scores - t * kTile, kTile); };
-    // Threshold of each row: the exact score of the row with the largest lower bound of all.
-    std::vector<float> threshold(rows);
+  const int64_t threads = team.size();
+  const Input in = input(0, rows, linear.matrix->cols);
+  const std::vector<int64_t> one(static_cast<size_t>(rows), 1), none(static_cast<size_t>(rows + 1));
+  const TopQuery query{one.data(), none.data(), nullptr, nullptr, 0, nullptr, nullptr, nullptr, true};
+  std::vector<float> best(static_cast<size_t>(threads * rows), kLowest);
+  std::vector<int64_t> token(best.size(), -1);
+  const std::unique_ptr<bool[]> broken(new bool[static_cast<size_t>(rows)]());
+  const int64_t scored = prune(linear, in, x, query, broken.get(), [&](int thread, int64_t tile, float* scores) {
     for (int64_t r = 0; r < rows; ++r) {
-      int64_t leader = -1;
-      float value = kLowest;
-      for (int64_t i = 0; i < threads; ++i)
-        if (lower[i * rows + r] > value) value = lower[i * rows + r], leader = at[i * rows + r];
-      if (leader >= 0) {
-        score(leader / kTile);
-        value = scores[r * kTile + leader % kTile];
-      }
-      threshold[r] = value;
-      best[thread * rows + r] = kLowest;
-      token[thread * rows + r] = -1;
-    }
-    for (int64_t tile = t.first; tile < t.last; ++tile) {
-      bool any = false;
-      for (int64_t r = 0; r < rows; ++r) {
-        const float* u = upper + r * ld + tile * kTile;
-        float top = u[0];
-        for (int i = 1; i < kTile; ++i) top = std::max(top, u[i]);
-        any |= top >= threshold[r];
-      }
-      if (!any) continue;
-      score(tile);
-      exact[thread] += std::min<int64_t>(kTile, w.rows - tile * kTile);
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = 0; i < kTile && tile * kTile + i < w.rows; ++i)
-          if (scores[r * kTile + i] > best[thread * rows + r]) {
-            best[thread * rows + r] = scores[r * kTile + i];
-            token[thread * rows + r] = tile * kTile + i;
-          }
+      const size_t at = static_cast<size_t>(thread * rows + r);
+      for (int64_t i = 0; i < kTile && tile * kTile + i < linear.matrix->rows; ++i)
+        if (scores[r * kTile + i] > best[at]) best[at] = scores[r * kTile + i], token[at] = tile * kTile + i;
     }
   });
-  int64_t total = 0;
-  for (int64_t i = 0; i < threads; ++i) total += exact[i];
-  merge(best, token, rows, tokens);
+  for (int64_t r = 0; r < rows; ++r) {
+    float value = kLowest;
+    tokens[r] = -1;
+    if (broken[static_cast<size_t>(r)]) continue;
+    for (size_t i = static_cast<size_t>(r); i < best.size(); i += static_cast<size_t>(rows))
+      if (token[i] >= 0 && (best[i] > value || (best[i] == value && token[i] < tokens[r]))) value = best[i], tokens[r] = token[i];
+  }
   trace.end(Part::head);
-  return total;
+  return scored;
 }
 
 }  // namespace ridgeline

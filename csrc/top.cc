@@ -1,80 +1,13 @@
 // The k most likely tokens of a head without its logits.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <limits>
 #include <memory>
-#include <numeric>
 
-#include "blocks.h"
+#include "best.h"
 #include "kernels/head.h"
 
 namespace ridgeline {
 namespace {
-
-constexpr float kMost = std::numeric_limits<float>::max(), kNone = -std::numeric_limits<float>::infinity();
-constexpr int64_t kStrip = 8;                      // tiles that are scored before they are looked through: 16 KB for 32 rows
-constexpr int64_t kPlaces = 512;
-
-// The best of what one thread has seen of one row. A value below the k-th largest so far is never kept.
-struct Best {
-  int64_t count, k;
-  float least;                                     // what is smaller cannot be among the k largest
-  bool broken, tied;
-  float scores[kPlaces + kStrip * kTile + 16];
-  int32_t ids[kPlaces + kStrip * kTile + 16];
-
-  void start(int64_t wanted, float bar) { count = 0, k = wanted, least = bar, broken = tied = false; }
-
-  // x: n <= kStrip * kTile values at places offset and on.
-  void look(const Kernels& kernels, const float* x, int64_t n, int64_t offset) {
-    count += kernels.collect(x, n, offset, least, scores + count, ids + count, &broken);
-    if (count > kPlaces) shrink(kPlaces);
-  }
-
-  // Keeps the k largest and what ties with the last of them; more than `most`: tied.
-  void shrink(int64_t most) {
-    if (k == 0) count = 0;
-    if (count > k) {
-      float sorted[kPlaces + kStrip * kTile + 16];
-      std::copy(scores, scores + count, sorted);
-      std::nth_element(sorted, sorted + k - 1, sorted + count, std::greater<>());
-      least = std::max(least, sorted[k - 1]);
-      int64_t kept = 0;
-      for (int64_t i = 0; i < count; ++i)
-        if (scores[i] >= least) scores[kept] = scores[i], ids[kept] = ids[i], ++kept;
-      count = kept;
-    }
-    // Room for one more strip must be left; what is dropped then is never missed, since the row is given up.
-    if (count > most) tied = true, count = std::min(count, kPlaces / 2);
-  }
-};
-
-// Removes the touched places within [first, first + n) from a strip of scores; gives their scores away if `out` is wanted.
-struct Touched {
-  const int64_t *at, *end;
-  float* out;
-  void skip(int64_t first) {
-    const int64_t* next = std::lower_bound(at, end, first);
-    if (out) out += next - at;
-    at = next;
-  }
-  void take(float* strip, int64_t first, int64_t n, bool* broken) {
-    for (; at < end && *at < first + n; ++at) {
-      float& score = strip[*at - first];
-      if (out) {
-        *out++ = score;
-        if (!std::isfinite(score)) *broken = true;
-      }
-      score = kNone;
-    }
-  }
-};
-
-Touched touched_of(const TopQuery& query, int64_t row, bool wanted) {
-  return {query.touched + query.offsets[row], query.touched + query.offsets[row + 1],
-          wanted ? query.touched_scores + query.offsets[row] : nullptr};
-}
 
 // One row's answer from the bests of all threads (each `rows` apart).
 void answer(Best* bests, int64_t rows, int64_t threads, int64_t row, const TopQuery& query) {
@@ -106,18 +39,6 @@ void answer(Best* bests, int64_t rows, int64_t threads, int64_t row, const TopQu
     query.scores[row * query.capacity + static_cast<int64_t>(i)] = all[i].first;
     query.ids[row * query.capacity + static_cast<int64_t>(i)] = all[i].second;
   }
-}
-
-// The tiles that hold touched output rows, ascending.
-std::vector<int64_t> touched_tiles(const TopQuery& query, int64_t rows) {
-  std::vector<int64_t> tiles;
-  for (int64_t i = 0; i < query.offsets[rows]; ++i) {
-    const int64_t t = query.touched[i] / kTile;
-    if (tiles.empty() || tiles.back() != t) tiles.push_back(t);
-  }
-  std::sort(tiles.begin(), tiles.end());
-  tiles.erase(std::unique(tiles.begin(), tiles.end()), tiles.end());
-  return tiles;
 }
 
 }  // namespace
@@ -195,92 +116,25 @@ int64_t Engine::touched_alone(const Linear& linear, const Input& in, const float
 }
 
 int64_t Engine::top_pruned(const Linear& linear, const Input& in, const float* x, const TopQuery& query) {
-  const Matrix& head = *linear.matrix;
-  const SplitHead w = head.planes();
-  const int64_t rows = in.rows, tiles = w.tiles(), ld = tiles * kTile, threads = team.size(), width = kStrip * kTile;
-  const std::vector<int64_t> apart = touched_tiles(query, rows);
-  wide_[0].need(static_cast<size_t>(rows * ld) * 4);
-  tiles_.need(static_cast<size_t>(threads * rows * kTile) * 4);
-  float* upper = wide_[0].as<float>();
+  const int64_t rows = in.rows, threads = team.size();
   const std::unique_ptr<Best[]> bests(new Best[static_cast<size_t>(threads * rows)]);
-  std::vector<float> lower(static_cast<size_t>(rows * threads));
-  std::vector<int64_t> at(lower.size()), exact(static_cast<size_t>(threads));
-  // Of each row: the candidates with the largest upper bounds, and their exact scores. The k-th largest of any k exact
-  // scores is at most the k-th largest of all.
-  std::vector<int64_t> leaders(static_cast<size_t>(rows * kMostTop));
-  std::vector<float> leader_scores(leaders.size()), bar(static_cast<size_t>(rows));
-  std::vector<int64_t> found(static_cast<size_t>(rows));
-  std::vector<std::atomic<bool>> broken(static_cast<size_t>(rows));
-  team.run([&](int thread) {
-    take(in, x, Precision::i8, thread);
-    team.barrier();
-    const Range t = share(tiles, thread, static_cast<int>(threads));
-    const int64_t from = t.first * kTile, to = std::min(w.rows, t.last * kTile);
-    float* scores = tiles_.as<float>() + thread * rows * kTile;
-    Best* best = bests.get() + thread * rows;
-    isa.kernels->head_bounds(w, {in.q, in.scale, in.sum, rows, in.stride}, t.first, t.last, upper, ld,
-                             lower.data() + thread * rows, at.data() + thread * rows);
+  const std::unique_ptr<bool[]> broken(new bool[static_cast<size_t>(rows)]());
+  for (int64_t i = 0; i < threads * rows; ++i) bests[static_cast<size_t>(i)].start(query.k[i % rows], query.k[i % rows] ? -kMost : kMost);
+  const int64_t scored = prune(linear, in, x, query, broken.get(), [&](int thread, int64_t tile, float* scores) {
+    const int64_t first = tile * kTile, n = std::min<int64_t>(kTile, linear.matrix->rows - first);
     for (int64_t r = 0; r < rows; ++r) {
-      best[r].start(query.k[r], query.k[r] ? -kMost : kMost);
-      Touched touched = touched_of(query, r, false);
-      touched.skip(from);
-      touched.take(upper + r * ld, 0, to, nullptr);
-      for (int64_t i = from; i < to; i += width) best[r].look(*isa.kernels, upper + r * ld + i, std::min(width, to - i), i);
-      if (best[r].broken) broken[static_cast<size_t>(r)] = true;
-    }
-    team.barrier();
-    if (thread == 0)
-      for (int64_t r = 0; r < rows; ++r) {
-        std::vector<std::pair<float, int32_t>> all;
-        for (int64_t i = 0; i < threads; ++i) {
-          const Best& b = bests[static_cast<size_t>(i * rows + r)];
-          for (int64_t j = 0; j < b.count; ++j) all.emplace_back(b.scores[j], b.ids[j]);
-        }
-        const int64_t n = std::min<int64_t>(query.k[r], static_cast<int64_t>(all.size()));
-        std::partial_sort(all.begin(), all.begin() + n, all.end(), std::greater<>());
-        for (int64_t j = 0; j < n; ++j) leaders[static_cast<size_t>(r * kMostTop + j)] = all[static_cast<size_t>(j)].second;
-        found[static_cast<size_t>(r)] = n;
-      }
-    team.barrier();
-    int64_t turn = 0;
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t j = 0; j < found[static_cast<size_t>(r)]; ++j) {
-        if (turn++ % threads != thread) continue;
-        const int64_t leader = leaders[static_cast<size_t>(r * kMostTop + j)], tile = leader / kTile;
-        multiply(linear, in, tile, tile + 1, scores - tile * kTile, kTile);
-        leader_scores[static_cast<size_t>(r * kMostTop + j)] = scores[r * kTile + leader % kTile];
-      }
-    team.barrier();
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* first = leader_scores.data() + r * kMostTop;
-      const int64_t n = found[static_cast<size_t>(r)];
-      best[r].start(query.k[r], query.k[r] == 0 ? kMost : n < query.k[r] ? -kMost : *std::min_element(first, first + n));
-    }
-    for (int64_t tile = t.first; tile < t.last; ++tile) {
-      bool any = std::binary_search(apart.begin(), apart.end(), tile);
-      for (int64_t r = 0; r < rows && !any; ++r) {
-        const float* u = upper + r * ld + tile * kTile;
-        float top = u[0];
-        for (int i = 1; i < kTile; ++i) top = std::max(top, u[i]);
-        any = top >= best[r].least;
-      }
-      if (!any) continue;
-      const int64_t first = tile * kTile, n = std::min<int64_t>(kTile, w.rows - first);
-      multiply(linear, in, tile, tile + 1, scores - first, kTile);
-      exact[static_cast<size_t>(thread)] += n;
-      for (int64_t r = 0; r < rows; ++r) {
-        Touched touched = touched_of(query, r, true);
-        touched.skip(first);
-        touched.take(scores + r * kTile, first, n, &best[r].broken);
-        best[r].look(*isa.kernels, scores + r * kTile, n, first);
-      }
+      Best& best = bests[static_cast<size_t>(thread * rows + r)];
+      Touched touched = touched_of(query, r, true);
+      touched.skip(first);
+      touched.take(scores + r * kTile, first, n, &best.broken);
+      best.look(*isa.kernels, scores + r * kTile, n, first);
     }
   });
   for (int64_t r = 0; r < rows; ++r) {
     if (broken[static_cast<size_t>(r)]) bests[static_cast<size_t>(r)].broken = true;
     answer(bests.get(), rows, threads, r, query);
   }
-  return std::accumulate(exact.begin(), exact.end(), int64_t{0});
+  return scored;
 }
 
 }  // namespace ridgeline

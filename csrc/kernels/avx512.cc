@@ -54,13 +54,19 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, int64_t tile_quants, con
       const uint8_t* p = quants + b * L.quants;
       if constexpr (kStream) {
         prefetch<L.quants, _MM_HINT_T0>(p + kAhead);
-        if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T0>(p + far + kAhead);
+        // A tile's low lines are read from four places: each line of the next tile is asked for once, in address order.
+        if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T0>(p + far + tile_quants);
       } else if (next) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
           prefetch<L.quants, _MM_HINT_T1>(p + (V + v) * tile_quants);
           if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T1>(p + far + (V + v) * tile_quants);
         }
+      }
+      __m512i low[V][4];
+      if constexpr (K == Kind::q8_split) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) T::quads(quants + far + v * tile_quants + 64 * b, 64 * blocks, low[v]);
       }
 #pragma GCC unroll 2
       for (int h = 0; h < kParts; ++h) {
@@ -81,7 +87,7 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, int64_t tile_quants, con
           __m512i w[V];
 #pragma GCC unroll 8
           for (int v = 0; v < V; ++v) {
-            if constexpr (K == Kind::q8_split) w[v] = T::load(p + v * tile_quants, p + v * tile_quants + far, g);
+            if constexpr (K == Kind::q8_split) w[v] = T::load(p + v * tile_quants, low[v][g & 3], g);
             else w[v] = T::load(p + v * tile_quants, g);
           }
 #pragma GCC unroll 8
@@ -252,6 +258,8 @@ const Kernels* avx512_kernels() {
     k.gemm_float = avx512::gemm_float;
     k.gemm_bf16 = __builtin_cpu_supports("avx512bf16") ? avx512::gemm_bf16 : avx512::gemm_bf16_widened;
     k.head_bounds = avx512::head_bounds;
+    k.head_doubtful = avx512::head_doubtful;
+    k.head_refine = avx512::head_refine;
     k.head_tile = avx512::head_tile;
     k.row_max = avx512::row_max;
     k.collect = avx512::collect;

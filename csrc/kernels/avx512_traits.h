@@ -82,11 +82,20 @@ struct Traits<Kind::q8_0> : Plain {
 template <>
 struct Traits<Kind::q8_split> : Plain {
   static constexpr int kOffset = 128;
-  static __m512i load(const uint8_t* high, const uint8_t* low, int g) {
-    const __m512i h = bytes(high + 64 * (g & 3)), l = bytes(low + 64 * (g & 3)), mask = _mm512_set1_epi8(15);
+  // low: what quads() made of the low plane's lines for group g & 3.
+  static __m512i load(const uint8_t* high, __m512i low, int g) {
+    const __m512i h = bytes(high + 64 * (g & 3)), mask = _mm512_set1_epi8(15);
     // mask ? a : b, bit by bit, is one instruction
-    return g < 4 ? _mm512_ternarylogic_epi32(mask, l, _mm512_slli_epi16(h, 4), 0xca)
-                 : _mm512_ternarylogic_epi32(mask, _mm512_srli_epi16(l, 4), h, 0xca);
+    return g < 4 ? _mm512_ternarylogic_epi32(mask, low, _mm512_slli_epi16(h, 4), 0xca)
+                 : _mm512_ternarylogic_epi32(mask, _mm512_srli_epi16(low, 4), h, 0xca);
+  }
+  // The lines of a tile's quads, `step` bytes apart, as the vectors of four columns that the products take.
+  static void quads(const uint8_t* low, int64_t step, __m512i* to) {
+    const __m512i a = bytes(low), b = bytes(low + step), c = bytes(low + 2 * step), d = bytes(low + 3 * step);
+    const __m512i ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
+    const __m512i ab2 = _mm512_unpackhi_epi32(a, b), cd2 = _mm512_unpackhi_epi32(c, d);
+    to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);
+    to[2] = _mm512_unpacklo_epi64(ab2, cd2), to[3] = _mm512_unpackhi_epi64(ab2, cd2);
   }
 };
 template <>

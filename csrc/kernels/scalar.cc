@@ -143,6 +143,8 @@ const Kernels* scalar_kernels() {
     k.gemm_float = gemm_float;
     k.gemm_bf16 = gemm_bf16;
     k.head_bounds = scalar::head_bounds;
+    k.head_doubtful = scalar::head_doubtful;
+    k.head_refine = scalar::head_refine;
     k.head_tile = scalar::head_tile;
     k.row_max = scalar::row_max;
     k.collect = scalar::collect;
