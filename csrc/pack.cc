@@ -391,13 +391,12 @@ void unpack_row(const Weights& w, int64_t row, float* out) {
 }
 
 void split_tile(const uint8_t* quants, int64_t bytes, uint8_t* high, uint8_t* low) {
-  const int64_t quad = bytes / (2 * kQuads);
-  for (int64_t b = 0; b < bytes; b += 2 * kPlane, quants += 2 * kPlane, high += kPlane, low += 64)
+  for (int64_t b = 0; b < bytes; b += 2 * kPlane, quants += 2 * kPlane, high += kPlane, low += kPlane)
     for (int i = 0; i < kPlane; ++i) {       // groups 0 to 3 of a block, then 4 to 7
       const uint8_t x = quants[i], y = quants[i + kPlane];
       const int group = i / 64, row = i % 64 / 4;
       high[i] = static_cast<uint8_t>((x >> 4) | (y & 0xf0));
-      low[row % 4 * quad + 16 * (row / 4) + 4 * group + i % 4] = static_cast<uint8_t>((x & 15) | (y << 4));
+      low[64 * (row % 4) + 16 * (row / 4) + 4 * group + i % 4] = static_cast<uint8_t>((x & 15) | (y << 4));
     }
 }
 

@@ -1,14 +1,15 @@
 // Integer matrix products with AVX-512 VNNI: sixteen output rows a vector, four columns a lane.
 #include "avx512_panel.h"
+#include "head.h"
 #include "parts.h"
 
 namespace ridgeline {
 namespace {
 
-// R rows of activations against V tiles; far: see tiles(). One order of operations whatever R and V are, so that a row's
+// R rows of activations against V tiles; far, kept: see tiles(). One order of operations whatever R and V are, so that a row's
 // result is the same bit for bit alone, in a chunk and in a batch.
 template <Kind K, int R, int V>
-inline void micro(const uint8_t* quants, ptrdiff_t far, int64_t tile_quants, const uint8_t* scales, int64_t tile_scales,
+inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t tile_quants, const uint8_t* scales, int64_t tile_scales,
                   int64_t blocks, const Acts& x, int64_t row, bool next, float* out, int64_t ld, __mmask16 last) {
   using T = Traits<K>;
   constexpr Layout L = layout(K);
@@ -54,8 +55,7 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, int64_t tile_quants, con
       const uint8_t* p = quants + b * L.quants;
       if constexpr (kStream) {
         prefetch<L.quants, _MM_HINT_T0>(p + kAhead);
-        // A tile's low lines are read from four places: each line of the next tile is asked for once, in address order.
-        if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T0>(p + far + tile_quants);
+        if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T0>(p + far + kAhead);
       } else if (next) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
@@ -66,7 +66,15 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, int64_t tile_quants, con
       __m512i low[V][4];
       if constexpr (K == Kind::q8_split) {
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) T::quads(quants + far + v * tile_quants + 64 * b, 64 * blocks, low[v]);
+        for (int v = 0; v < V; ++v) {
+          __m512i* own = kept + (b * V + v) * 4;
+          if (next || !kept) T::quads(p + far + v * tile_quants, low[v]);
+#pragma GCC unroll 4
+          for (int g = 0; kept && g < 4; ++g) {
+            if (next) own[g] = low[v][g];
+            else low[v][g] = own[g];
+          }
+        }
       }
 #pragma GCC unroll 2
       for (int h = 0; h < kParts; ++h) {
@@ -130,8 +138,12 @@ void tiles(const Weights& w, const Acts& x, int64_t first_row, int64_t last_row,
   const uint8_t* q = w.quants + t * tq;
   const ptrdiff_t far = w.low ? w.low - w.quants : 0;      // from a block of high nibbles to its low ones
   const uint8_t* s = w.scales + t * ts;
+  // Of more than one call the first keeps the low nibbles as it transposed them for the others (8 and 32 rows: 6 % and 8 %).
+  constexpr bool kKeeps = K == Kind::q8_split && V == 2;
+  __m512i room[kKeeps ? 4 * V * kHeadBlocks : 1];
+  __m512i* kept = kKeeps && last_row - first_row > kMicroRows && blocks <= kHeadBlocks ? room : nullptr;
   in_calls(first_row, last_row, [&]<int R>(int64_t r) {
-    micro<K, R, V>(q, far, tq, s, ts, blocks, x, r, r == first_row, out + t * kTile, ld, lanes(w, t + V - 1));
+    micro<K, R, V>(q, far, kept, tq, s, ts, blocks, x, r, r == first_row, out + t * kTile, ld, lanes(w, t + V - 1));
   });
 }
 

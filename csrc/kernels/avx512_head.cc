@@ -75,9 +75,9 @@ int64_t refine(const SplitHead& w, const Acts& x, const HeadFactors* factors, in
   const int64_t blocks = w.blocks();
   const __m512i low4 = _mm512_set1_epi8(15);
   const auto ask = [&](int64_t quad) {
-    const uint8_t* p = w.low + (quad * blocks + first) * 64;
+    const uint8_t* p = w.low + (quad / kQuads * blocks + first) * kPlane + quad % kQuads * 64;
     const uint8_t* s = w.scales + (quad / kQuads * blocks + first) * 32;
-    for (int64_t b = first; b < last; ++b, p += 64) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+    for (int64_t b = first; b < last; ++b, p += kPlane) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
     for (const uint8_t* end = s + (last - first) * 32; s < end; s += 64)
       _mm_prefetch(reinterpret_cast<const char*>(s), _MM_HINT_T0);
   };
@@ -89,12 +89,12 @@ int64_t refine(const SplitHead& w, const Acts& x, const HeadFactors* factors, in
     const int i = static_cast<int>(quad % kQuads);
     const __m512i own = _mm512_set1_epi32(i);          // word i of each lane is the quad's row of that lane
     const __mmask16 rows = static_cast<__mmask16>(0x1111 << i), one = 0x1111;
-    const uint8_t* p = w.low + (quad * blocks + first) * 64;
+    const uint8_t* p = w.low + (t * blocks + first) * kPlane + i * 64;
     const uint8_t* s = w.scales + (t * blocks + first) * 32;
     __m512 change[R], width[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) change[r] = width[r] = _mm512_setzero_ps();
-    for (int64_t b = first; b < last; ++b, p += 64, s += 32) {
+    for (int64_t b = first; b < last; ++b, p += kPlane, s += 32) {
       const __m512i v = _mm512_loadu_si512(p);
       const __m512i l = _mm512_and_si512(v, low4), h = _mm512_and_si512(_mm512_srli_epi16(v, 4), low4);
       const __m512 scale = _mm512_permutevar_ps(halves(s), own), size = _mm512_abs_ps(scale);
@@ -168,9 +168,9 @@ void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants) {
   const int64_t blocks = w.blocks();
   const uint8_t* h = w.high + tile * blocks * kPlane;
   const uint8_t* l = w.low + tile * blocks * kPlane;
-  for (int64_t b = 0; b < blocks; ++b, h += kPlane, l += 64, quants += 2 * kPlane) {
+  for (int64_t b = 0; b < blocks; ++b, h += kPlane, l += kPlane, quants += 2 * kPlane) {
     __m512i low[4];
-    Split::quads(l, 64 * blocks, low);
+    Split::quads(l, low);
 #pragma GCC unroll 8
     for (int g = 0; g < 8; ++g) _mm512_storeu_si512(quants + 64 * g, Split::load(h, low[g & 3], g));
   }

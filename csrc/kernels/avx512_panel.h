@@ -71,6 +71,7 @@ inline void unpack(const Weights& w, int64_t t, int64_t first, int64_t count, P&
   using T = Traits<K>;
   constexpr Layout L = layout(K);
   const int64_t tq = w.blocks() * L.quants, ts = w.supers() * L.scales;
+  const ptrdiff_t far = w.low ? w.low - w.quants : 0;
 #pragma GCC unroll 2
   for (int v = 0; v < V; ++v) {
     const uint8_t* q = w.quants + (t + v) * tq + first * L.quants;
@@ -82,7 +83,7 @@ inline void unpack(const Weights& w, int64_t t, int64_t first, int64_t count, P&
       if (inner == 0) head = T::head(s + b / L.super * L.scales);
       const uint8_t* super = s + b / L.super * L.scales;
       __m512i low[4];
-      if constexpr (K == Kind::q8_split) T::quads(w.low + (t + v) * tq + 64 * (first + b), 64 * w.blocks(), low);
+      if constexpr (K == Kind::q8_split) T::quads(q + far, low);
 #pragma GCC unroll 8
       for (int g = 0; g < 8; ++g) {
         if constexpr (K == Kind::q8_split) _mm512_store_si512(to.codes[v][g], T::load(q, low[g & 3], g));

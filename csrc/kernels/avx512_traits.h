@@ -89,9 +89,9 @@ struct Traits<Kind::q8_split> : Plain {
     return g < 4 ? _mm512_ternarylogic_epi32(mask, low, _mm512_slli_epi16(h, 4), 0xca)
                  : _mm512_ternarylogic_epi32(mask, _mm512_srli_epi16(low, 4), h, 0xca);
   }
-  // The lines of a tile's quads, `step` bytes apart, as the vectors of four columns that the products take.
-  static void quads(const uint8_t* low, int64_t step, __m512i* to) {
-    const __m512i a = bytes(low), b = bytes(low + step), c = bytes(low + 2 * step), d = bytes(low + 3 * step);
+  // The lines of a block's quads as the vectors of four columns that the products take.
+  static void quads(const uint8_t* low, __m512i* to) {
+    const __m512i a = bytes(low), b = bytes(low + 64), c = bytes(low + 128), d = bytes(low + 192);
     const __m512i ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
     const __m512i ab2 = _mm512_unpackhi_epi32(a, b), cd2 = _mm512_unpackhi_epi32(c, d);
     to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);

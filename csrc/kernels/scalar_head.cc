@@ -9,13 +9,13 @@
 namespace ridgeline::scalar {
 namespace {
 
-// Nibble of row i, column c of block b of a tile of `blocks` blocks.
+// Nibble of row i, column c of block b of a tile.
 int high_nibble(const uint8_t* tile, int64_t b, int i, int c) {
   const int g = c / 4;
   return tile[b * kPlane + 64 * (g & 3) + 4 * i + c % 4] >> (g < 4 ? 0 : 4) & 15;
 }
-int low_nibble(const uint8_t* tile, int64_t blocks, int64_t b, int i, int c) {
-  return tile[(i % 4 * blocks + b) * 64 + 16 * (i / 4) + c % 16] >> (c < 16 ? 0 : 4) & 15;
+int low_nibble(const uint8_t* tile, int64_t b, int i, int c) {
+  return tile[b * kPlane + 64 * (i % 4) + 16 * (i / 4) + c % 16] >> (c < 16 ? 0 : 4) & 15;
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ int64_t head_refine(const SplitHead& w, const Acts& x, const HeadFactors* factor
           const float scale = half_at(w.scales + (t * blocks + b) * 32 + 2 * i);
           int32_t dot = 0;
           for (int c = 0; c < kBlock; ++c)
-            dot += low_nibble(w.low + t * blocks * kPlane, blocks, b, i, c) * x.q[r * x.stride + b * kBlock + c];
+            dot += low_nibble(w.low + t * blocks * kPlane, b, i, c) * x.q[r * x.stride + b * kBlock + c];
           change += scale * (static_cast<float>(dot) * f.scale + f.middle) - std::fabs(scale) * f.width;
         }
         float& value = upper[r * ld + t * kTile + i];
@@ -88,7 +88,7 @@ void head_tile(const SplitHead& w, int64_t tile, uint8_t* quants) {
     for (int i = 0; i < kTile; ++i)
       for (int c = 0; c < kBlock; ++c)
         quants[b * 512 + 64 * (c / 4) + 4 * i + c % 4] =
-            static_cast<uint8_t>(high_nibble(w.high + from, b, i, c) << 4 | low_nibble(w.low + from, blocks, b, i, c));
+            static_cast<uint8_t>(high_nibble(w.high + from, b, i, c) << 4 | low_nibble(w.low + from, b, i, c));
 }
 
 bool row_max(const float* x, int64_t n, int64_t offset, float* best, int64_t* at) {
