@@ -101,6 +101,58 @@ void test_head(const Isa& isa) {
     }
 }
 
+// Bounds from the high plane hold the exact scores, and the low plane, in any parts, narrows them down to these.
+void test_planes(const Isa& isa) {
+  const Kernels& k = *isa.kernels;
+  for (const int64_t rows : {1, 17, 203})
+    for (const int64_t cols : {17, 32, 96, 640})
+      for (int64_t m = 1; m <= kHeadRows; ++m) {
+        const auto head = matrix(rows, cols, 5, true);
+        const SplitHead w = head->planes();
+        const int64_t blocks = w.blocks(), stride = blocks * kBlock, ld = w.tiles() * kTile;
+        const auto floats = [&](int64_t n) { return std::vector<float>(static_cast<size_t>(m * n), -7.0f); };
+        std::vector<int8_t> q(static_cast<size_t>(m * stride));
+        std::vector<float> scale = floats(blocks), exact = floats(ld), likely = floats(ld), upper = floats(ld), x = noise(m * cols, 9);
+        std::vector<int32_t> sum(static_cast<size_t>(2 * m * blocks)), quads(static_cast<size_t>(kQuads * w.tiles()));
+        for (int64_t r = 0; r < m; ++r)
+          k.quantise(x.data() + r * cols, cols, q.data() + r * stride, scale.data() + r * blocks, sum.data() + 2 * r * blocks);
+        const Acts acts{q.data(), scale.data(), sum.data(), m, stride};
+        k.gemm(head->view(), acts, 0, w.tiles(), exact.data(), ld);
+        std::vector<HeadFactors> factors;
+        std::vector<float> bar;
+        for (int64_t r = 0; r < m; ++r) {
+          for (int64_t b = 0; b < blocks; ++b) factors.push_back(head_factors(acts, r, b));
+          bar.push_back(*std::max_element(exact.data() + r * ld, exact.data() + r * ld + rows));
+        }
+        bool broken[kHeadRows] = {}, good = true;
+        k.head_bounds(w, acts, factors.data(), 0, w.tiles(), likely.data(), ld, upper.data(), ld, broken);
+        const std::vector<float> first = upper;
+        const auto holds = [&](int64_t r, int64_t i) { return upper[static_cast<size_t>(r * ld + i)] >= exact[static_cast<size_t>(r * ld + i)]; };
+        for (int64_t r = 0; r < m; ++r)
+          for (int64_t i = 0; i < ld; ++i)
+            good &= !broken[r] && (i < rows ? holds(r, i) : std::isinf(upper[static_cast<size_t>(r * ld + i)]));
+        check(good, isa.name, "bounds hold the exact scores", 1);
+        // The best row is never lost, and a bar below all keeps every quad that exists.
+        int64_t count = k.head_doubtful(upper.data(), ld, m, bar.data(), 0, w.tiles(), quads.data());
+        check(count > 0 && std::is_sorted(quads.begin(), quads.begin() + count), isa.name, "doubtful quads", 1);
+        std::fill(bar.begin(), bar.end(), -std::numeric_limits<float>::max());
+        count = k.head_doubtful(upper.data(), ld, m, bar.data(), 0, w.tiles(), quads.data());
+        check(count == (rows / kTile) * kQuads + std::min<int64_t>(rows % kTile, kQuads), isa.name, "quads with rows", 1);
+        for (int64_t b = blocks; b > 0 && count; b -= std::min<int64_t>(b, 3))
+          count = k.head_refine(w, acts, factors.data(), std::max<int64_t>(0, b - 3), b, quads.data(), count, upper.data(), ld, bar.data());
+        for (int64_t r = 0; r < m; ++r)
+          for (int64_t i = 0; i < rows; ++i) {
+            const size_t at = static_cast<size_t>(r * ld + i);
+            const float bound = first[at] - likely[at];
+            good &= holds(r, i) && upper[at] - exact[at] <= 0.004f * bound;
+          }
+        check(good, isa.name, "refined bounds are the exact scores", 1);
+        std::fill(bar.begin(), bar.end(), std::numeric_limits<float>::max());
+        check(count > 0 && k.head_refine(w, acts, factors.data(), 0, 0, quads.data(), count, upper.data(), ld, bar.data()) == 0, isa.name,
+              "quads below the bar are dropped", 1);
+      }
+}
+
 // The k best and the scores of touched rows, pruned and whole, against plain loops over the products.
 void test_top(const Isa& isa) {
   const int64_t most = 6, capacity = 128;
@@ -210,7 +262,10 @@ int main() {
     test_mlp(isa);
     test_top(isa);
     test_sample(isa);
-    if (isa.kernels->head_bounds) test_head(isa);          // the others never split a matrix
+    if (isa.kernels->head_bounds) {                        // the others never split a matrix
+      test_head(isa);
+      test_planes(isa);
+    }
     std::printf("%s: %d failures\n", isa.name, failures);
   }
   return failures != 0;

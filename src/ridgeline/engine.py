@@ -40,7 +40,7 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     head_rows: int = 0              # output rows of heads in passes that look for the best tokens or for logits
-    head_rows_scored: int = 0       # of these, scored exactly
+    head_rows_scored: int = 0       # of these, scored from both planes, parts of rows added up
     head_pruning: bool = False      # whether the last such pass of few rows read the head by halves
     kv_usage: float = 0.0           # share of cache pages (or states) that live sequences own, 0 to 1
 

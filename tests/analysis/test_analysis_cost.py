@@ -213,9 +213,9 @@ def test_bytes_of_our_kernels_are_those_of_their_buffers():
 
 def test_a_split_head_is_read_by_halves_for_few_rows():
     spec = dataclasses.replace(plan("llama", quantization="int8"), head_split=True)
-    read = {batch: only(count(spec, decode(5, batch=batch)), "head", None).weight_bytes for batch in (1, 2, 3)}
+    read = {batch: only(count(spec, decode(5, batch=batch)), "head", None).weight_bytes for batch in (1, 4, 5)}
     parameters = 59 * 20
-    assert read[3] == spec.head.nbytes and read[1] == read[2] == round(spec.head.nbytes - 0.9 * parameters / 2)
+    assert read[5] == spec.head.nbytes and read[1] == read[4] == round(spec.head.nbytes - 0.97 * parameters / 2)
     assert only(count(spec, decode(5), "chapter"), "head", None).weight_bytes == 2 * parameters
 
 

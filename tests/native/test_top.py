@@ -28,7 +28,6 @@ def head_of(isa: str, rows: int, cols: int, *, split: bool = True, threads: int 
     matrix = engine.pack(kind, quantised(kind, rows, cols, seed), cols, False, split and engine.prunes and kind == "Q8_0")
     linear = _native.Linear(matrix, [], "int8")
     head = NativeTopHead(engine, linear, matrix)
-    head.MOST_PRUNED = 4
     return head, NativeHead(engine, linear, matrix)
 
 
@@ -170,13 +169,13 @@ def test_what_no_few_logits_can_tell_is_left_to_all_of_them() -> None:
 
 
 def test_pruning_stops_where_it_does_not_pay_and_is_tried_again_ever_more_rarely() -> None:
-    judge, tries = Pruning(), []
+    judge, tries = Pruning(0.2), []
     for i in range(200):
         if judge.wanted():
             tries.append(i)
             judge.saw(0.98)
     assert tries == [0, 17, 50, 115]
-    judge = Pruning()
+    judge = Pruning(0.2)
     for share in (0.01, 0.9, 0.02, 0.01):                              # one difficult token changes nothing
         assert judge.wanted()
         judge.saw(share)

@@ -11,8 +11,8 @@ from ridgeline.analysis.work import Rows, Work
 
 FLOAT_KINDS = ("f32", "f16", "bf16")
 CHAPTER_ITEMSIZE = 2               # bytes of all that the closed forms count
-PRUNED_ROWS = 2                    # up to which a split head is read by halves (native/head.py), and the share read whole
-PRUNED_SCORED = 0.1
+PRUNED_ROWS = 4                    # up to which a split head is read by halves (native/head.py), and its low halves' share
+PRUNED_SCORED = 0.03
 NORM_OPERATIONS = 4                # of an element: square, add, scale, weight
 
 

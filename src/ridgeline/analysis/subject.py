@@ -12,14 +12,14 @@ from ridgeline.analysis.spec import Spec
 from ridgeline.analysis.work import Rows, Step, decode
 
 CHUNK = 512                  # rows of a pass, the engine's default
-MOST_PRUNED = 2              # rows of a step up to which the engine prunes a head
+MOST_PRUNED = 4              # rows of a step up to which the engine prunes a head
 HIGH, LOW = 18 / 34, 16 / 34  # of the bytes of a head in Q8_0: scales and high halves, which are always read; low halves
 
 
 @dataclass(frozen=True)
 class Subject:
     """chunk: most rows of a pass; now: how fast the machine is, None: as when it was calibrated; head_share: of
-    the head's bytes that a step with a row or two reads, below 1 where the head is pruned."""
+    the head's bytes that a step with a few rows reads, below 1 where the head is pruned."""
 
     spec: Spec
     hardware: Hardware

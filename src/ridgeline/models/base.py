@@ -146,7 +146,7 @@ class Backbone(nn.Module):
 
 @dataclass
 class HeadRows:
-    """Output rows of a head: scored exactly, and all, in the passes so far; pruning: whether the last pass of few rows tried
+    """Output rows of a head: scored from all their bytes, and all, in the passes so far; pruning: whether the last pass of few rows tried
     to leave some out."""
 
     scored: int = 0
