@@ -76,7 +76,8 @@ int64_t Engine::greedy(const Linear& linear, const float* x, int64_t rows, int64
     tokens[r] = -1;
     if (broken[static_cast<size_t>(r)]) continue;
     for (size_t i = static_cast<size_t>(r); i < best.size(); i += static_cast<size_t>(rows))
-      if (token[i] >= 0 && (best[i] > value || (best[i] == value && token[i] < tokens[r]))) value = best[i], tokens[r] = token[i];
+      if (token[i] >= 0 && (best[i] > value || (best[i] == value && token[i] < tokens[r])))
+        value = best[i], tokens[r] = token[i];
   }
   trace.end(Part::head);
   return scored;

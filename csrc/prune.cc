@@ -19,8 +19,9 @@ std::vector<Range> segments(const std::vector<HeadFactors>& factors, int64_t row
   std::vector<float> share(static_cast<size_t>(blocks));
   for (int64_t r = 0; r < rows; ++r) {
     float all = 0;
-    for (int64_t b = 0; b < blocks; ++b) all += factors[static_cast<size_t>(r * blocks + b)].width;
-    for (int64_t b = 0; b < blocks && all > 0; ++b) share[static_cast<size_t>(b)] += factors[static_cast<size_t>(r * blocks + b)].width / all;
+    const HeadFactors* own = factors.data() + r * blocks;
+    for (int64_t b = 0; b < blocks; ++b) all += own[b].width;
+    for (int64_t b = 0; b < blocks && all > 0; ++b) share[static_cast<size_t>(b)] += own[b].width / all;
   }
   std::vector<std::pair<float, int64_t>> order;
   for (int64_t i = 0; i < count; ++i) {
@@ -49,7 +50,8 @@ std::vector<int64_t> leaders(const Best* bests, int64_t rows, int64_t threads, i
 
 }  // namespace
 
-int64_t Engine::prune(const Linear& linear, const Input& in, const float* x, const TopQuery& query, bool* broken, const TileSink& sink) {
+int64_t Engine::prune(const Linear& linear, const Input& in, const float* x, const TopQuery& query, bool* broken,
+                      const TileSink& sink) {
   const SplitHead w = linear.matrix->planes();
   const Kernels& kernels = *isa.kernels;
   const int64_t rows = in.rows, tiles = w.tiles(), blocks = w.blocks(), ld = tiles * kTile, threads = team.size();
@@ -121,9 +123,11 @@ int64_t Engine::prune(const Linear& linear, const Input& in, const float* x, con
       int64_t count = kernels.head_doubtful(upper, ld, rows, bar, a, b, quads.data());
       for (size_t i = 0; i < order.size() && count; ++i) {
         read += count * (order[i].last - order[i].first);
-        count = kernels.head_refine(w, acts, factors.data(), order[i].first, order[i].last, quads.data(), count, upper, ld, bar);
+        count = kernels.head_refine(w, acts, factors.data(), order[i].first, order[i].last, quads.data(), count, upper, ld,
+                                    bar);
       }
-      std::vector<int64_t> open(std::lower_bound(apart.begin(), apart.end(), a), std::lower_bound(apart.begin(), apart.end(), b));
+      std::vector<int64_t> open(std::lower_bound(apart.begin(), apart.end(), a),
+                                std::lower_bound(apart.begin(), apart.end(), b));
       for (int64_t i = 0; i < count; ++i) open.push_back(quads[static_cast<size_t>(i)] / kQuads);
       std::sort(open.begin(), open.end());
       open.erase(std::unique(open.begin(), open.end()), open.end());
@@ -133,7 +137,8 @@ int64_t Engine::prune(const Linear& linear, const Input& in, const float* x, con
       }
     }
   });
-  for (int64_t i = 0; i < threads * rows; ++i) broken[i % rows] |= bad[static_cast<size_t>(i)] || bests[static_cast<size_t>(i)].broken;
+  for (int64_t i = 0; i < threads * rows; ++i)
+    broken[i % rows] |= bad[static_cast<size_t>(i)] || bests[static_cast<size_t>(i)].broken;
   // A line holds a block of four rows.
   return std::min(w.rows, (std::accumulate(lines.begin(), lines.end(), int64_t{0}) * kTile / kQuads + blocks - 1) / blocks);
 }

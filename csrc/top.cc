@@ -119,7 +119,8 @@ int64_t Engine::top_pruned(const Linear& linear, const Input& in, const float* x
   const int64_t rows = in.rows, threads = team.size();
   const std::unique_ptr<Best[]> bests(new Best[static_cast<size_t>(threads * rows)]);
   const std::unique_ptr<bool[]> broken(new bool[static_cast<size_t>(rows)]());
-  for (int64_t i = 0; i < threads * rows; ++i) bests[static_cast<size_t>(i)].start(query.k[i % rows], query.k[i % rows] ? -kMost : kMost);
+  for (int64_t i = 0; i < threads * rows; ++i)
+    bests[static_cast<size_t>(i)].start(query.k[i % rows], query.k[i % rows] ? -kMost : kMost);
   const int64_t scored = prune(linear, in, x, query, broken.get(), [&](int thread, int64_t tile, float* scores) {
     const int64_t first = tile * kTile, n = std::min<int64_t>(kTile, linear.matrix->rows - first);
     for (int64_t r = 0; r < rows; ++r) {

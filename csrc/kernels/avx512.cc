@@ -9,8 +9,8 @@ namespace {
 // R rows of activations against V tiles; far, kept: see tiles(). One order of operations whatever R and V are, so that a row's
 // result is the same bit for bit alone, in a chunk and in a batch.
 template <Kind K, int R, int V>
-inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t tile_quants, const uint8_t* scales, int64_t tile_scales,
-                  int64_t blocks, const Acts& x, int64_t row, bool next, float* out, int64_t ld, __mmask16 last) {
+inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t tile_quants, const uint8_t* scales,
+                  int64_t tile_scales, int64_t blocks, const Acts& x, int64_t row, bool next, float* out, int64_t ld, __mmask16 last) {
   using T = Traits<K>;
   constexpr Layout L = layout(K);
   constexpr int kParts = T::kHalves ? 2 : 1, kGroups = 8 / kParts;

@@ -102,10 +102,12 @@ int64_t refine(const SplitHead& w, const Acts& x, const HeadFactors* factors, in
       for (int r = 0; r < R; ++r) {
         const HeadFactors& f = factors[r * blocks + b];
         const int8_t* q = x.q + r * x.stride + b * kBlock;
-        const __m512i dot = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), l, sixteen(q)), h, sixteen(q + 16));
+        const __m512i first16 = _mm512_dpbusd_epi32(_mm512_setzero_si512(), l, sixteen(q));
+        const __m512i dot = _mm512_dpbusd_epi32(first16, h, sixteen(q + 16));
         // Four words of a lane add up to a row: the constants go to one of them.
         const __m512 middle = _mm512_maskz_mov_ps(one, _mm512_set1_ps(f.middle));
-        change[r] = _mm512_fmadd_ps(scale, _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(f.scale), middle), change[r]);
+        const __m512 value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(f.scale), middle);
+        change[r] = _mm512_fmadd_ps(scale, value, change[r]);
         width[r] = _mm512_fmadd_ps(size, _mm512_set1_ps(f.width), width[r]);
       }
     }
@@ -138,7 +140,8 @@ void head_bounds(const SplitHead& w, const Acts& x, const HeadFactors* factors, 
   }
 }
 
-int64_t head_doubtful(const float* upper, int64_t ld, int64_t rows, const float* bar, int64_t first, int64_t last, int32_t* quads) {
+int64_t head_doubtful(const float* upper, int64_t ld, int64_t rows, const float* bar, int64_t first, int64_t last,
+                      int32_t* quads) {
   int64_t found = 0;
   for (int64_t t = first; t < last; ++t) {
     unsigned doubt = 0;

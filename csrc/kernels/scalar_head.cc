@@ -43,7 +43,8 @@ void head_bounds(const SplitHead& w, const Acts& x, const HeadFactors* factors, 
       }
 }
 
-int64_t head_doubtful(const float* upper, int64_t ld, int64_t rows, const float* bar, int64_t first, int64_t last, int32_t* quads) {
+int64_t head_doubtful(const float* upper, int64_t ld, int64_t rows, const float* bar, int64_t first, int64_t last,
+                      int32_t* quads) {
   int64_t found = 0;
   for (int64_t t = first; t < last; ++t)
     for (int64_t i = 0; i < kQuads; ++i) {

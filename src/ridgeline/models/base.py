@@ -146,8 +146,8 @@ class Backbone(nn.Module):
 
 @dataclass
 class HeadRows:
-    """Output rows of a head: scored from all their bytes, and all, in the passes so far; pruning: whether the last pass of few rows tried
-    to leave some out."""
+    """Output rows of a head: scored from all their bytes (parts of rows added up), and all, in the passes so far; pruning:
+    whether the last pass of few rows tried to leave some out."""
 
     scored: int = 0
     total: int = 0
