@@ -135,5 +135,5 @@ class NativeTopHead:
 
 
 def _asked(rows: Sequence[RowContext], u: Sequence[float]) -> list[tuple[float, int, float, float, float, float]]:
-    return [(p.temperature, max(p.top_k, 0), p.top_p, p.min_p, p.typical_p, number)
+    return [(p.temperature, min(max(p.top_k, 0), 1 << 62), p.top_p, p.min_p, p.typical_p, number)
             for p, number in zip((row.params for row in rows), u)]
