@@ -39,7 +39,7 @@ def check(model: str, *, repeats: int, cache_gb: float, recalibrate: bool, steps
     found, probe = [], SpeedProbe(hardware)
     for name in steps:
         speeds = list[Speed]()
-        measured = measure(llm, STEPS[name], repeats=2 if STEPS[name][0].tokens > 1000 else repeats,
+        measured = measure(llm, STEPS[name], repeats=3 if STEPS[name][0].tokens > 1000 else repeats,
                            before=lambda speeds=speeds: speeds.append(probe.now()))  # type: ignore[misc]
         speeds.append(probe.now())
         now = Speed(statistics.median(s.memory for s in speeds), statistics.median(s.compute for s in speeds))
