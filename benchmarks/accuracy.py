@@ -31,12 +31,10 @@ from ridgeline.quality import ROWS, hidden_states, log_probs
 PROSE = Path(__file__).parents[1] / "tests" / "data" / "prose.txt"
 WAYS: dict[str, dict[str, Any]] = {"ridgeline": {}, "ridgeline, int8 KV": {"kv_cache_dtype": "int8"}}
 
-
 LogProbs = Callable[[int, int], torch.Tensor]      # of rows [a, b): (rows, vocabulary) in fp64
 
 
-def of_llm(model: str, ids: list[int], **options: Any) -> LogProbs:
-    llm = LLM(model, backend="native", max_model_len=len(ids) + 64, progress=False, **options)
+def of_llm(llm: LLM, ids: list[int]) -> LogProbs:
     hidden = hidden_states(llm, ids)
     return lambda a, b: log_probs(llm, hidden[a:b])
 
@@ -69,16 +67,16 @@ def main() -> None:
     parser.add_argument("--peer", help="a Python that has llama_cpp")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    reference = LLM(given.model, backend="native", dtype="float32", max_model_len=given.tokens + 64, progress=False)
+
+    def load(**options: Any) -> LLM:
+        return LLM(given.model, backend="native", max_model_len=given.tokens + 64, progress=False, **options)
+
+    reference = load(dtype="float32")
     assert reference.tokenizer is not None
     ids = reference.tokenizer.encode(given.text.read_text("utf-8"))[:given.tokens]
-    hidden, found = hidden_states(reference, ids), dict[str, dict[str, float]]()
-
-    def exact(a: int, b: int) -> torch.Tensor:
-        return log_probs(reference, hidden[a:b])
-
+    exact, found = of_llm(reference, ids), dict[str, dict[str, float]]()
     for name, options in WAYS.items():
-        found[name] = compare(exact, of_llm(given.model, ids, **options), len(ids))
+        found[name] = compare(exact, of_llm(load(**options), ids), len(ids))
     if given.peer:
         with tempfile.TemporaryDirectory() as folder:
             threads = len(os.sched_getaffinity(0))

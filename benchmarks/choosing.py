@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
+from benchmarks.engine_overhead import Clock
 from ridgeline import LLM, SamplingParams
+from ridgeline.analysis.measure import native_engine
 from ridgeline.analysis.sample import text
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -41,27 +43,23 @@ class Way:
         for i in range(batch):
             self.llm.frontend.add(ids[16 * i:16 * i + PROMPT], SamplingParams(
                 max_tokens=steps + 64, ignore_eos=True, seed=i, **params))
-        self.runner = self.llm.engine.runners["target"]
-        self.native = self.runner.model.top_head.engine                             # type: ignore[union-attr]
+        runner = self.llm.engine.runners["target"]
+        self.native = native_engine(runner.model)
         self.steps, self.choosing, self.head = list[float](), list[float](), list[float]()
         while self.llm.stats.generation_tokens < 4 * batch or self.llm.engine.scheduler.waiting:
             self.llm.frontend.step()
-        choose = self.runner._choose
-
-        def timed(*arguments: Any) -> None:
-            start = time.perf_counter()
-            choose(*arguments)
-            self.choosing.append(time.perf_counter() - start)
-
-        self.runner._choose = timed                                                  # type: ignore[method-assign]
+        self.clock = Clock(time.perf_counter)
+        self.clock.wrap(runner, "_choose", "choosing")
 
     def run(self) -> None:
         for _ in range(AT_ONCE):
+            self.clock.seconds.clear()
             self.native.trace(True)
             start = time.perf_counter()
             self.llm.frontend.step()
             self.steps.append(time.perf_counter() - start)
             self.native.trace(False)
+            self.choosing.append(self.clock.seconds["choosing"])
             self.head.append(sum(end - begin for _, part, _, begin, end in self.native.take_trace() if part == "head") / 1e9)
 
 

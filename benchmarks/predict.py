@@ -36,12 +36,15 @@ def check(model: str, *, repeats: int, cache_gb: float, recalibrate: bool, steps
     hardware = calibrate_for(llm.loaded, precision=activation_dtype(llm.config), recalibrate=recalibrate)
     print(f"{Path(model).name}: calibrated in {time.perf_counter() - start:.1f} s at {hardware.bandwidth / 1e9:.1f} GB/s",
           flush=True)
-    found, probe = [], SpeedProbe(hardware)
-    for name in steps:
-        speeds = list[Speed]()
-        measured = measure(llm, STEPS[name], repeats=3 if STEPS[name][0].tokens > 1000 else repeats,
-                           before=lambda speeds=speeds: speeds.append(probe.now()))  # type: ignore[misc]
+    found, probe, speeds = [], SpeedProbe(hardware), list[Speed]()
+
+    def note() -> None:
         speeds.append(probe.now())
+
+    for name in steps:
+        speeds.clear()
+        measured = measure(llm, STEPS[name], repeats=3 if STEPS[name][0].tokens > 1000 else repeats, before=note)
+        note()
         now = Speed(statistics.median(s.memory for s in speeds), statistics.median(s.compute for s in speeds))
         told = predict(count(spec, measured.step), hardware, now=now)
         seconds = step_seconds(told)

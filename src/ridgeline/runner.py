@@ -4,7 +4,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -447,8 +447,8 @@ def _draw(group: Sequence[_Draw], processed: Tensor, contexts: Sequence[RowConte
     rows = [d.at + i for d in group for i in range(len(d.rows))]
     keep = isinstance(group[0].want, Sample) and group[0].want.keep_q
     logits = processed if len(rows) == len(processed) else processed[rows]
-    ways: dict[str, Any] = {} if head is None else {"wide": head.draw, "few": head.draw_few}
-    tokens, probs = sample(logits, [contexts[r] for r in rows], group[0].purpose, keep_probs=keep, **ways)
+    wide, few = (None, None) if head is None else (head.draw, head.draw_few)
+    tokens, probs = sample(logits, [contexts[r] for r in rows], group[0].purpose, keep_probs=keep, wide=wide, few=few)
     flat, at = tokens.tolist(), 0
     for d in group:
         n = len(d.rows)

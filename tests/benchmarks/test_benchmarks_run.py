@@ -55,3 +55,10 @@ def test_choosing() -> None:
     assert "top_k 64" in ways and all(row["step_s"] > 0 for row in ways.values())
     # All of 262,144 probabilities cost more than the best few.
     assert ways["temperature 1, whole vocabulary"]["choosing_s"] > ways["temperature 0"]["choosing_s"]
+
+
+def test_accuracy() -> None:
+    text, result = run("accuracy", "--tokens", "48")
+    assert "int8 KV" in text
+    for row in result["results"].values():
+        assert 0 < row["mean_kl"] < 0.02 and row["mean_kl"] < row["p99_kl"] and row["top1"] > 0.8

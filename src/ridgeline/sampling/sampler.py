@@ -20,7 +20,7 @@ DrawFew = Callable[[Candidates, Sequence[RowContext], Sequence[float]], Tensor]
 
 def sample(
     logits: Tensor, rows: Sequence[RowContext], purpose: Purpose = Purpose.SAMPLE, *, keep_probs: bool = False,
-    wide: Draw | None = None, few: DrawFew = draw
+    wide: Draw | None = None, few: DrawFew | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Chooses a token for each row of processed logits (R, V).
 
@@ -45,7 +45,7 @@ def sample(
             tokens[which] = argmax(own)
             continue
         u = [row.uniform(purpose) for row in part]
-        tokens[which] = _narrow(own, part, u, few) if kind == "narrow" else (wide or _wide)(own, part, u)
+        tokens[which] = _narrow(own, part, u, few or draw) if kind == "narrow" else (wide or _wide)(own, part, u)
     return tokens, None
 
 
