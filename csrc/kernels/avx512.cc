@@ -6,11 +6,25 @@
 namespace ridgeline {
 namespace {
 
-// R rows of activations against V tiles; far, kept: see tiles(). One order of operations whatever R and V are, so that a row's
+// Lines that a call asks for while it computes: `count` a block from `at` on, as far as `end`. Asking for all of the next tiles
+// in one call of several fills the core's queue of misses and stalls it (q8_0, 8 rows, one core: 300 instead of 330 GOPS).
+struct Stream {
+  const uint8_t *at, *end;
+  int count;
+
+  // Part `call` of `calls` of the bytes from `from` on.
+  Stream(const uint8_t* from, int64_t bytes, int64_t call, int64_t calls, int64_t blocks) {
+    const int64_t lines = (bytes + 63) / 64, first = lines * call / calls, last = lines * (call + 1) / calls;
+    at = from + 64 * first, end = from + 64 * last;
+    count = static_cast<int>((last - first + blocks - 1) / blocks);
+  }
+};
+
+// R rows of activations against V tiles; far, kept: see tiles(). first_call: of the calls for these tiles. One order of operations whatever R and V are, so that a row's
 // result is the same bit for bit alone, in a chunk and in a batch.
 template <Kind K, int R, int V>
 inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t tile_quants, const uint8_t* scales,
-                  int64_t tile_scales, int64_t blocks, const Acts& x, int64_t row, bool next, float* out, int64_t ld, __mmask16 last) {
+                  int64_t tile_scales, int64_t blocks, const Acts& x, int64_t row, bool first_call, Stream ahead, float* out, int64_t ld, __mmask16 last) {
   using T = Traits<K>;
   constexpr Layout L = layout(K);
   constexpr int kParts = T::kHalves ? 2 : 1, kGroups = 8 / kParts;
@@ -45,7 +59,7 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t t
       head[v] = T::head(s + v * tile_scales);
       if constexpr (kStream)
         prefetch<L.scales, _MM_HINT_T0>(s + (L.super == 1 ? 1024 : 2 * L.scales));
-      else if (next)
+      else if (first_call)
         prefetch<L.scales, _MM_HINT_T1>(s + (V + v) * tile_scales);
     }
     const int inside = L.super == 1 || blocks - first >= L.super ? L.super : static_cast<int>(blocks - first);
@@ -56,22 +70,22 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t t
       if constexpr (kStream) {
         prefetch<L.quants, _MM_HINT_T0>(p + kAhead);
         if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T0>(p + far + kAhead);
-      } else if (next) {
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
-          prefetch<L.quants, _MM_HINT_T1>(p + (V + v) * tile_quants);
-          if constexpr (K == Kind::q8_split) prefetch<L.quants, _MM_HINT_T1>(p + far + (V + v) * tile_quants);
-        }
+      } else {
+        if (ahead.at < ahead.end)
+          for (int i = 0; i < ahead.count; ++i, ahead.at += 64) {
+            prefetch<64, _MM_HINT_T1>(ahead.at);
+            if constexpr (K == Kind::q8_split) prefetch<64, _MM_HINT_T1>(ahead.at + far);
+          }
       }
       __m512i low[V][4];
       if constexpr (K == Kind::q8_split) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
           __m512i* own = kept + (b * V + v) * 4;
-          if (next || !kept) T::quads(p + far + v * tile_quants, low[v]);
+          if (first_call || !kept) T::quads(p + far + v * tile_quants, low[v]);
 #pragma GCC unroll 4
           for (int g = 0; kept && g < 4; ++g) {
-            if (next) own[g] = low[v][g];
+            if (first_call) own[g] = low[v][g];
             else low[v][g] = own[g];
           }
         }
@@ -142,8 +156,11 @@ void tiles(const Weights& w, const Acts& x, int64_t first_row, int64_t last_row,
   constexpr bool kKeeps = K == Kind::q8_split && V == 2;
   __m512i room[kKeeps ? 4 * V * kHeadBlocks : 1];
   __m512i* kept = kKeeps && last_row - first_row > kMicroRows && blocks <= kHeadBlocks ? room : nullptr;
+  const int64_t calls = calls_for(last_row - first_row);
+  int64_t call = 0;
   in_calls(first_row, last_row, [&]<int R>(int64_t r) {
-    micro<K, R, V>(q, far, kept, tq, s, ts, blocks, x, r, r == first_row, out + t * kTile, ld, lanes(w, t + V - 1));
+    const Stream ahead(q + V * tq, V * tq, call++, calls, blocks);
+    micro<K, R, V>(q, far, kept, tq, s, ts, blocks, x, r, r == first_row, ahead, out + t * kTile, ld, lanes(w, t + V - 1));
   });
 }
 

@@ -25,11 +25,13 @@ inline __mmask16 lanes(const Weights& w, int64_t tile) {
   return left >= kTile ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
 }
 
+inline int64_t calls_for(int64_t rows) { return (rows + kMicroRows - 1) / kMicroRows; }
+
 // Calls f.template operator()<R>(row) for rows first .. last - 1 in as few calls as possible, equal to one row. 8 rows as
 // 4 and 4 rather than 6 and 2: q4_k 247 to 300 GOPS on one core, q6_k 210 to 261.
 template <typename F>
 inline void in_calls(int64_t first, int64_t last, const F& f) {
-  const int64_t rows = last - first, calls = (rows + kMicroRows - 1) / kMicroRows;
+  const int64_t rows = last - first, calls = calls_for(rows);
   for (int64_t call = 0; call < calls; ++call) {
     const int64_t row = first + rows * call / calls;
     switch (first + rows * (call + 1) / calls - row) {
