@@ -135,19 +135,21 @@ void Engine::run(const Norm& norm, const float* x, int64_t rows, int64_t n, floa
 
 void Engine::run(const Linear& linear, const float* x, int64_t rows, float* out, int64_t ld) {
   const int64_t cols = linear.matrix->cols;
+  note_head(linear.matrix->view(), rows, team.size());
   trace.begin(-1, rows);
   const Input in = input(0, rows, cols);
   const int64_t tiles = linear.matrix->view().tiles();
   team.run([&](int thread) {
     take(in, x, precision_of(linear), thread);
-    team.barrier();
+    team.barrier(thread);
     const Range t = share((tiles + 1) / 2, thread, team.size());
     multiply(linear, in, 2 * t.first, std::min(tiles, 2 * t.last), out, ld);
+    expect(thread, pass_start_);
   });
   trace.end(Part::head);
 }
 
-void Engine::run(const MlpBlock& block, float* x, int64_t tokens) {
+void Engine::run(const MlpBlock& block, float* x, int64_t tokens, const Then& then) {
   trace.begin(block.layer, tokens);
   const int64_t hidden = block.up.matrix->cols, wide = block.up.matrix->rows;
   const Input in = input(0, tokens, hidden), middle = input(1, tokens, wide);
@@ -163,7 +165,7 @@ void Engine::run(const MlpBlock& block, float* x, int64_t tokens) {
     const int threads = team.size();
     const Range rows = share(tokens, thread, threads);
     normalise_rows(block.before, x, in, mask, thread);
-    team.barrier();
+    team.barrier(thread);
     if (thread == 0) trace.end(Part::mlp_norm);
     // Whole pairs of tiles: then a thread's columns are whole blocks, and it can quantise them itself.
     const Range pairs = share((tiles + 1) / 2, thread, threads);
@@ -177,18 +179,22 @@ void Engine::run(const MlpBlock& block, float* x, int64_t tokens) {
       else isa.attention->act_mul(u, nullptr, b - a, u, block.act);
       prepare(middle, down, r, a / kBlock, (b + kBlock - 1) / kBlock);
     }
-    team.barrier();
+    expect(thread, block.down, tokens);
+    team.barrier(thread);
     if (thread == 0) trace.end(Part::up);
     const Range out = share((down_tiles + 1) / 2, thread, threads);
     multiply(block.down, middle, 2 * out.first, std::min(down_tiles, 2 * out.last), y, hidden);
-    team.barrier();
+    team.ahead(thread).clear();
+    if (then) then(thread);
+    team.barrier(thread);
     if (thread == 0) trace.end(Part::down);
     for (int64_t r = rows.first; r < rows.last; ++r) finish(block.after, y + r * hidden, hidden, x + r * hidden);
   });
   trace.end(Part::mlp_residual);
 }
 
-void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const Rope& rope) {
+void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const Rope& rope,
+                 const Then& then) {
   trace.begin(block.layer, batch.tokens);
   const int64_t hidden = block.q.matrix->cols, tokens = batch.tokens, d = block.d;
   const int64_t nq = block.heads * d, nk = block.kv_heads * d, ld = round32(nq + 2 * nk);
@@ -205,7 +211,7 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
     const int threads = team.size();
     const Range rows = share(tokens, thread, threads);
     normalise_rows(block.before, x, in, mask, thread);
-    team.barrier();
+    team.barrier(thread);
     if (thread == 0) trace.end(Part::attention_norm);
     const Range tiles = share(tq + tk + tv, thread, threads);
     const auto part = [&](const Linear& linear, int64_t before, int64_t count, int64_t column) {
@@ -215,7 +221,8 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
     part(block.q, 0, tq, 0);
     part(block.k, tq, tk, nq);
     part(block.v, tq + tk, tv, nq + nk);
-    team.barrier();
+    expect(thread, block, batch, kv);
+    team.barrier(thread);
     if (thread == 0) trace.end(Part::qkv);
     const int64_t item = block.heads + 2 * block.kv_heads;
     if (block.q_norm.form != Norm::none && !block.norm_heads) {
@@ -223,7 +230,7 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
         normalise(block.q_norm, qkv + r * ld, nq, qkv + r * ld);
         normalise(block.k_norm, qkv + r * ld + nq, nk, qkv + r * ld + nq);
       }
-      team.barrier();
+      team.barrier(thread);
     }
     const Range items = share(tokens * item, thread, threads);
     const int64_t bytes = kv_bytes(kv.type);
@@ -245,17 +252,20 @@ void Engine::run(const AttentionBlock& block, float* x, const BatchView& batch, 
       isa.attention->store_kv(head, d, kv.type, static_cast<char*>(is_k ? kv.k : kv.v) + slot * d * bytes,
                               scale ? scale + slot : nullptr);
     }
-    team.barrier();
+    team.barrier(thread);
     if (thread == 0) trace.end(Part::heads);
     attend(block, batch, kv, qkv, ld, mixed.x, thread);
-    team.barrier();
+    expect(thread, block.o, tokens);
+    team.barrier(thread);
     if (thread == 0) trace.end(Part::core);
     const Precision precision = precision_of(block.o);
     for (int64_t r = rows.first; r < rows.last; ++r) prepare(mixed, precision, r, 0, mixed.stride / kBlock);
-    team.barrier();
+    team.barrier(thread);
     const Range out = share((to + 1) / 2, thread, threads);
     multiply(block.o, mixed, 2 * out.first, std::min(to, 2 * out.last), y, hidden);
-    team.barrier();
+    team.ahead(thread).clear();
+    if (then) then(thread);
+    team.barrier(thread);
     if (thread == 0) trace.end(Part::out);
     for (int64_t r = rows.first; r < rows.last; ++r) finish(block.after, y + r * hidden, hidden, x + r * hidden);
   });
@@ -285,7 +295,7 @@ void Engine::attend(const AttentionBlock& block, const BatchView& batch, const K
   const int64_t chunks = (longest + kChunk - 1) / kChunk, rows_most = step * group;
   const int64_t part = rows_most * (2 + d);                      // m, l and acc of one chunk of one item
   if (thread == 0 && split) parts_.need(static_cast<size_t>(whole) * chunks * part * 4);
-  team.barrier();
+  team.barrier(thread);
   float* own = scratch_.as<float>() + thread * scratch;
   const auto each = [&](auto&& body) {
     int64_t item = 0;
@@ -345,7 +355,7 @@ void Engine::attend(const AttentionBlock& block, const BatchView& batch, const K
         isa.attention->attention_part(task, first, last, c, own, base + (c - from) * rows, base + (count + c - from) * rows,
                                       base + 2 * count * rows + (c - from) * rows * d);
   });
-  team.barrier();
+  team.barrier(thread);
   each([&](int64_t item, const AttentionTask& task, int64_t first, int64_t last) {
     if (item % threads != thread) return;
     int64_t from, to;

@@ -122,13 +122,19 @@ class Engine {
  public:
   Engine(const Isa& isa, int threads) : isa(isa), team(threads) {}
 
-  // x (tokens x hidden, fp32) += block(x).
-  void run(const MlpBlock& block, float* x, int64_t tokens);
-  void run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const Rope& rope);
+  // x (tokens x hidden, fp32) += block(x). then: adds what follows to a thread's Ahead.
+  using Then = std::function<void(int thread)>;
+  void run(const MlpBlock& block, float* x, int64_t tokens, const Then& then = {});
+  void run(const AttentionBlock& block, float* x, const BatchView& batch, const KvView& kv, const Rope& rope,
+           const Then& then = {});
   // A whole pass from token ids to out: of the batch's tokens the rows `wanted`, null = all, behind the final norm, `hidden`
   // values each. kv, rope: one for each layer.
   void forward(const Model& model, const int64_t* ids, const BatchView& batch, const KvView* kv, const Rope* rope,
                const std::vector<int64_t>* wanted, float* out);
+  // The same, and the head after it: tokens[i] = argmax over the head of wanted row i, as argmax() or, if `prune`, greedy() finds
+  // it. Returns how many of the head's rows were scored from all their bytes.
+  int64_t best(const Model& model, const int64_t* ids, const BatchView& batch, const KvView* kv, const Rope* rope,
+               const std::vector<int64_t>* wanted, const Linear& head, bool prune, int64_t* tokens);
   // out (count x columns) = rows `ids` of a matrix, dequantised.
   void lookup(const Matrix& matrix, const int64_t* ids, int64_t count, float* out);
   // out (rows x matrix rows, leading dimension ld) = x . W
@@ -167,6 +173,15 @@ class Engine {
   void multiply(const Linear& linear, const Input& in, int64_t first, int64_t last, float* out, int64_t ld) const;
   void normalise(const Norm& norm, const float* x, int64_t n, float* out) const;
   void finish(const Norm& after, const float* y, int64_t n, float* x) const;
+  // Give a thread's Ahead what it reads first in a product of some rows, in those of q, k and v, or in attention.
+  void expect(int thread, const Linear& linear, int64_t rows);
+  void expect(int thread, const AttentionBlock& block, int64_t rows);
+  void expect(int thread, const AttentionBlock& block, const BatchView& batch, const KvView& kv);
+  // Between a pass of few rows and its head, and from there to the next pass, the caller is away: workers fetch the head's
+  // first weights and then those of the first layers. Both are as the last pass and head had them.
+  void note_head(const Weights& w, int64_t rows, int parts);   // it is read from that many places on
+  void note_pass(const Model& model, int64_t rows);
+  void expect(int thread, const std::vector<Span>& noted);
   void attend(const AttentionBlock& block, const BatchView& batch, const KvView& kv, float* qkv, int64_t ld, float* out,
               int thread);
 
@@ -179,7 +194,8 @@ class Engine {
   int64_t prune(const Linear& linear, const Input& in, const float* x, const TopQuery& query, bool* broken, const TileSink& sink);
   int64_t touched_alone(const Linear& linear, const Input& in, const float* x, const TopQuery& query);
 
-  Buffer inputs_[2], wide_[3], normal_, scratch_, parts_, tiles_, hidden_;
+  Buffer inputs_[2], wide_[3], normal_, scratch_, parts_, tiles_, hidden_, wanted_;
+  std::vector<Span> head_start_, pass_start_;   // pointers that are asked for, never read: a matrix may be gone
 };
 
 }  // namespace ridgeline

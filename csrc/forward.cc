@@ -37,14 +37,31 @@ void Engine::forward(const Model& model, const int64_t* ids, const BatchView& ba
   lookup(*model.embedding, ids, tokens, x);
   if (model.scale != 1.0f)
     for (int64_t i = 0; i < tokens * hidden; ++i) x[i] *= model.scale;
+  note_pass(model, tokens);
   for (size_t i = 0; i < model.blocks.size(); ++i) {
-    run(*model.blocks[i].first, x, batch, kv[i], rope[i]);
-    run(*model.blocks[i].second, x, tokens);
+    const auto [attention, mlp] = model.blocks[i];
+    run(*attention, x, batch, kv[i], rope[i], [&](int thread) { expect(thread, mlp->up, tokens); });
+    const AttentionBlock* next = i + 1 < model.blocks.size() ? model.blocks[i + 1].first : nullptr;
+    run(*mlp, x, tokens, [&](int thread) {
+      if (next) expect(thread, *next, tokens);
+      else expect(thread, head_start_);
+    });
   }
   if (!wanted) return run(model.norm, x, tokens, hidden, out);
   trace.begin(-1, static_cast<int64_t>(wanted->size()));
   for (const int64_t row : *wanted) normalise(model.norm, x + row * hidden, hidden, out), out += hidden;
   trace.end(Part::final_norm);
+}
+
+int64_t Engine::best(const Model& model, const int64_t* ids, const BatchView& batch, const KvView* kv, const Rope* rope,
+                     const std::vector<int64_t>* wanted, const Linear& head, bool prune, int64_t* tokens) {
+  const int64_t rows = wanted ? static_cast<int64_t>(wanted->size()) : batch.tokens;
+  wanted_.need(static_cast<size_t>(rows * model.embedding->cols) * 4);
+  float* x = wanted_.as<float>();
+  forward(model, ids, batch, kv, rope, wanted, x);
+  if (prune) return greedy(head, x, rows, tokens);
+  argmax(head, x, rows, tokens);
+  return head.matrix->rows;
 }
 
 }  // namespace ridgeline

@@ -33,13 +33,14 @@ void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t*
   trace.begin(-1, rows);
   const Weights w = linear.matrix->view();
   const int64_t tiles = w.tiles(), threads = team.size(), width = 8 * kTile;      // a strip of 32 rows takes 16 KB
+  note_head(w, rows, team.size());
   const Input in = input(0, rows, w.cols);
   tiles_.need(static_cast<size_t>(threads * rows * width) * 4);
   std::vector<float> best(threads * rows, kLowest);
   std::vector<int64_t> at(threads * rows, -1);
   team.run([&](int thread) {
     take(in, x, precision_of(linear), thread);
-    team.barrier();
+    team.barrier(thread);
     const Range t = share((tiles + 1) / 2, thread, static_cast<int>(threads));
     float* strip = tiles_.as<float>() + thread * rows * width;
     for (int64_t a = 2 * t.first; a < std::min(tiles, 2 * t.last); a += 8) {
@@ -50,6 +51,7 @@ void Engine::argmax(const Linear& linear, const float* x, int64_t rows, int64_t*
         if (at[i] != kNotFinite && !isa.kernels->row_max(strip + r * width, n, first, &best[i], &at[i])) at[i] = kNotFinite;
       }
     }
+    expect(thread, pass_start_);
   });
   merge(best, at, rows, tokens);
   trace.end(Part::head);

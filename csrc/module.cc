@@ -207,27 +207,58 @@ KvView kv_view(const AttentionBlock& block, KvType type, Address k, Address v, A
           reinterpret_cast<float*>(k_scale), reinterpret_cast<float*>(v_scale)};
 }
 
-// kv: addresses of K, V and their scales for each layer; rope: of cos and sin; wanted: rows that go to out, none = all.
+// The caches and rotations of a whole pass, checked. kv: addresses of K, V and their scales for each layer; rope: of cos and sin;
+// wanted: rows that are read, none = all.
+struct Whole {
+  std::vector<KvView> kv;
+  std::vector<Rope> rope;
+
+  Whole(const Model& model, const Batch& batch, const std::string& dtype, const std::vector<Address>& kv_at,
+        const std::vector<Address>& rope_at, bool by_position, const std::optional<Integers>& wanted) {
+    const size_t count = model.blocks.size();
+    const int64_t tokens = static_cast<int64_t>(batch.tokens.size());
+    if (kv_at.size() != 4 * count || rope_at.size() != 2 * count)
+      throw std::invalid_argument("layers need four addresses of a cache and two of a rotation each");
+    if (tokens != batch.view.tokens) throw std::invalid_argument("a whole pass needs a batch with its tokens");
+    check_ids(*model.embedding, batch.tokens.data(), tokens);
+    if (wanted && std::any_of(wanted->begin(), wanted->end(), [&](int64_t i) { return i < 0 || i >= tokens; }))
+      throw std::invalid_argument("a wanted row is not in the batch");
+    const KvType type = kv_of(dtype);
+    for (size_t i = 0; i < count; ++i) {
+      kv.push_back(kv_view(*model.blocks[i].first, type, kv_at[4 * i], kv_at[4 * i + 1], kv_at[4 * i + 2], kv_at[4 * i + 3]));
+      rope.push_back({reinterpret_cast<const float*>(rope_at[2 * i]), reinterpret_cast<const float*>(rope_at[2 * i + 1]),
+                      by_position});
+    }
+  }
+};
+
 void forward(Engine& engine, const Model& model, const Batch& batch, const std::string& dtype, const std::vector<Address>& kv,
              const std::vector<Address>& rope, bool by_position, const std::optional<Integers>& wanted, Address out) {
-  const size_t count = model.blocks.size();
-  const int64_t tokens = static_cast<int64_t>(batch.tokens.size());
-  if (kv.size() != 4 * count || rope.size() != 2 * count)
-    throw std::invalid_argument("layers need four addresses of a cache and two of a rotation each");
-  if (tokens != batch.view.tokens) throw std::invalid_argument("a whole pass needs a batch with its tokens");
-  check_ids(*model.embedding, batch.tokens.data(), tokens);
-  if (wanted && std::any_of(wanted->begin(), wanted->end(), [&](int64_t i) { return i < 0 || i >= tokens; }))
-    throw std::invalid_argument("a wanted row is not in the batch");
-  std::vector<KvView> views;
-  std::vector<Rope> ropes;
-  const KvType type = kv_of(dtype);
-  for (size_t i = 0; i < count; ++i) {
-    views.push_back(kv_view(*model.blocks[i].first, type, kv[4 * i], kv[4 * i + 1], kv[4 * i + 2], kv[4 * i + 3]));
-    ropes.push_back({reinterpret_cast<const float*>(rope[2 * i]), reinterpret_cast<const float*>(rope[2 * i + 1]), by_position});
-  }
+  const Whole whole(model, batch, dtype, kv, rope, by_position, wanted);
   nb::gil_scoped_release free;
-  engine.forward(model, batch.tokens.data(), batch.view, views.data(), ropes.data(), wanted ? &*wanted : nullptr,
+  engine.forward(model, batch.tokens.data(), batch.view, whole.kv.data(), whole.rope.data(), wanted ? &*wanted : nullptr,
                  reinterpret_cast<float*>(out));
+}
+
+void check_greedy(const Linear& head, int64_t rows) {
+  if (!head.bias.empty()) throw std::invalid_argument("greedy knows no bias");
+  if (!head.matrix->split()) throw std::invalid_argument("greedy needs a split head");
+  if (rows < 1 || rows > kHeadRows) throw std::invalid_argument("greedy takes 1 to " + std::to_string(kHeadRows) + " rows");
+}
+
+// -> the most likely token of each wanted row, and how many rows of the head were scored from all their bytes.
+std::pair<Integers, int64_t> best(Engine& engine, const Model& model, const Batch& batch, const std::string& dtype,
+                                  const std::vector<Address>& kv, const std::vector<Address>& rope, bool by_position,
+                                  const std::optional<Integers>& wanted, const Linear& head, bool prune) {
+  const Whole whole(model, batch, dtype, kv, rope, by_position, wanted);
+  const int64_t rows = wanted ? static_cast<int64_t>(wanted->size()) : batch.view.tokens;
+  if (prune) check_greedy(head, rows);
+  if (head.matrix->cols != model.embedding->cols) throw std::invalid_argument("the head takes rows of another width");
+  nb::gil_scoped_release free;
+  Integers tokens(static_cast<size_t>(rows));
+  const int64_t scored = engine.best(model, batch.tokens.data(), batch.view, whole.kv.data(), whole.rope.data(),
+                                     wanted ? &*wanted : nullptr, head, prune, tokens.data());
+  return {std::move(tokens), scored};
 }
 
 // temperature, top_k, top_p, min_p, typical_p, u
@@ -390,13 +421,13 @@ NB_MODULE(_native, m) {
          nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("cos"), nb::arg("sin"), nb::arg("by_position"))
       .def("forward", &forward, nb::arg("model"), nb::arg("batch"), nb::arg("dtype"), nb::arg("kv"), nb::arg("rope"),
            nb::arg("by_position"), nb::arg("wanted").none(), nb::arg("out"))
+      .def("best", &best, nb::arg("model"), nb::arg("batch"), nb::arg("dtype"), nb::arg("kv"), nb::arg("rope"),
+           nb::arg("by_position"), nb::arg("wanted").none(), nb::arg("head"), nb::arg("prune"))
       .def("linear", [](Engine& e, const Linear& l, Address x, int64_t rows, Address out) {
         e.run(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out), l.matrix->rows);
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
       .def("greedy", [](Engine& e, const Linear& l, Address x, int64_t rows, Address tokens) {
-        if (!l.bias.empty()) throw std::invalid_argument("greedy knows no bias");
-        if (!l.matrix->split()) throw std::invalid_argument("greedy needs a split head");
-        if (rows < 1 || rows > kHeadRows) throw std::invalid_argument("greedy takes 1 to " + std::to_string(kHeadRows) + " rows");
+        check_greedy(l, rows);
         nb::gil_scoped_release free;
         return e.greedy(l, reinterpret_cast<const float*>(x), rows, reinterpret_cast<int64_t*>(tokens));
       }, nb::arg("linear"), nb::arg("x"), nb::arg("rows"), nb::arg("tokens"))

@@ -14,6 +14,23 @@ namespace ridgeline {
 // Cores this process may use: the affinity mask, further limited by the cgroup's CPU quota.
 int usable_cores();
 
+struct Span {
+  const uint8_t *at, *end;
+};
+
+// Memory that a thread will read next. It asks for it while it waits for others, so that memory does not idle meanwhile.
+class Ahead {
+ public:
+  void clear() { spans_.clear(), next_ = 0; }
+  void add(Span span) { spans_.push_back(span); }
+  // Asks for the next few lines; false: nothing is left.
+  bool step();
+
+ private:
+  std::vector<Span> spans_;
+  size_t next_ = 0;
+};
+
 class Team {
  public:
   // threads <= 0: usable_cores(). The caller of run() is one of them.
@@ -28,12 +45,19 @@ class Team {
   void run(const std::function<void(int)>& body);
 
   // To be called by every thread of a run: nobody goes on before all have arrived.
-  void barrier();
+  void barrier(int thread);
+
+  // What `thread` fetches while it waits, in barriers and for the next run. Only for this thread itself, within a run.
+  Ahead& ahead(int thread) { return slots_[static_cast<size_t>(thread)].ahead; }
 
  private:
   void serve(int thread);
 
+  struct alignas(64) Slot {
+    Ahead ahead;
+  };
   int size_;
+  std::vector<Slot> slots_;
   std::vector<std::thread> workers_;
   std::mutex callers_;                       // one run at a time
   const std::function<void(int)>* body_ = nullptr;

@@ -68,8 +68,8 @@ double read_bandwidth(Team& team, int64_t bytes, int64_t repeats) {
 double barrier_seconds(Team& team) {
   constexpr int kCount = 200;
   return best_seconds(kPasses, [&] {
-    team.run([&](int) {
-      for (int i = 0; i < kCount; ++i) team.barrier();
+    team.run([&](int thread) {
+      for (int i = 0; i < kCount; ++i) team.barrier(thread);
     });
   }) / kCount;
 }

@@ -65,9 +65,10 @@ int64_t Engine::prune(const Linear& linear, const Input& in, const float* x, con
   std::vector<float> leader_scores(static_cast<size_t>(rows * kMostTop));
   std::vector<int64_t> lines(static_cast<size_t>(threads));
   std::atomic<int64_t> passed{0}, refined{0};
+  note_head({Kind::q8_split, w.rows, w.cols, w.high, w.scales}, rows, 1);
   team.run([&](int thread) {
     take(in, x, Precision::i8, thread);
-    team.barrier();
+    team.barrier(thread);
     const Acts acts{in.q, in.scale, in.sum, rows, in.stride};
     float* strip = tiles_.as<float>() + thread * rows * width;
     Best* best = bests.get() + thread * rows;
@@ -95,7 +96,7 @@ int64_t Engine::prune(const Linear& linear, const Input& in, const float* x, con
           best[r].look(kernels, strip + r * width, n, first);
         }
       }
-    team.barrier();
+    team.barrier(thread);
     // Of each row: the candidates with the largest likely scores, and their exact ones. The k-th largest of any k exact scores
     // is at most the k-th largest of all.
     int64_t turn = 0;
@@ -109,7 +110,7 @@ int64_t Engine::prune(const Linear& linear, const Input& in, const float* x, con
         leader_scores[static_cast<size_t>(r * kMostTop) + j] = strip[r * kTile + first[j] % kTile];
       }
     }
-    team.barrier();
+    team.barrier(thread);
     float bar[kHeadRows];
     for (int64_t r = 0; r < rows; ++r) {
       const float* first = leader_scores.data() + r * kMostTop;
@@ -136,6 +137,7 @@ int64_t Engine::prune(const Linear& linear, const Input& in, const float* x, con
         sink(thread, tile, strip);
       }
     }
+    expect(thread, pass_start_);
   });
   for (int64_t i = 0; i < threads * rows; ++i)
     broken[i % rows] |= bad[static_cast<size_t>(i)] || bests[static_cast<size_t>(i)].broken;

@@ -63,10 +63,11 @@ int64_t Engine::top_whole(const Linear& linear, const Input& in, const float* x,
   const Weights w = linear.matrix->view();
   const int64_t rows = in.rows, tiles = w.tiles(), threads = team.size(), width = kStrip * kTile;
   tiles_.need(static_cast<size_t>(threads * rows * width) * 4);
+  note_head(w, rows, team.size());
   const std::unique_ptr<Best[]> bests(new Best[static_cast<size_t>(threads * rows)]);
   team.run([&](int thread) {
     take(in, x, precision_of(linear), thread);
-    team.barrier();
+    team.barrier(thread);
     const Range t = share((tiles + 1) / 2, thread, static_cast<int>(threads));
     float* strip = tiles_.as<float>() + thread * rows * width;
     Best* best = bests.get() + thread * rows;
@@ -84,6 +85,7 @@ int64_t Engine::top_whole(const Linear& linear, const Input& in, const float* x,
         best[r].look(*isa.kernels, strip + r * width, n, first);
       }
     }
+    expect(thread, pass_start_);
   });
   for (int64_t r = 0; r < rows; ++r) answer(bests.get(), rows, threads, r, query);
   return w.rows;
@@ -96,7 +98,7 @@ int64_t Engine::touched_alone(const Linear& linear, const Input& in, const float
   std::vector<std::atomic<bool>> broken(static_cast<size_t>(rows));
   team.run([&](int thread) {
     take(in, x, precision_of(linear), thread);
-    team.barrier();
+    team.barrier(thread);
     const Range mine = share(static_cast<int64_t>(tiles.size()), thread, static_cast<int>(threads));
     float* scores = tiles_.as<float>() + thread * rows * kTile;
     for (int64_t i = mine.first; i < mine.last; ++i) {

@@ -16,7 +16,9 @@ from ridgeline.cache.view import CacheView
 from ridgeline.decoding.base import Hidden, Result, Rows, Run, Sample, Verify
 from ridgeline.decoding.verify import VerifyRequest, verify_batch
 from ridgeline.errors import EngineError
-from ridgeline.models.base import CausalLM, ModelOutput, TopHead
+from ridgeline.likeliest import likeliest
+from ridgeline.models.backend import TopHead
+from ridgeline.models.base import CausalLM, ModelOutput
 from ridgeline.noise import Purpose
 from ridgeline.sampling import RowContext, distribution, process, sample, top_logprobs
 from ridgeline.top_tokens import top_tokens
@@ -147,9 +149,18 @@ class Runner:
     def __init__(self, model: CausalLM, view: CacheView, device: str | torch.device = "cpu"):
         self.model, self.view, self.device = model, view, device
 
-    @torch.inference_mode()
     def execute(self, slices: Sequence[Slice]) -> list[SliceResult]:
         """One forward pass over all slices; result i belongs to slice i."""
+        tokens = self._likeliest(slices)
+        if tokens is None:
+            return self._execute(slices)
+        return [SliceResult(Result(tokens=own) if s.last else None) for s, own in zip(slices, tokens)]
+
+    def _likeliest(self, slices: Sequence[Slice]) -> list[list[int]] | None:
+        return likeliest(self.model, slices, self.view)
+
+    @torch.inference_mode()
+    def _execute(self, slices: Sequence[Slice]) -> list[SliceResult]:
         wanted = _collect(slices)
         index, total = list[int](), 0
         for s, w in zip(slices, wanted):
@@ -202,9 +213,7 @@ class Runner:
         for s, w, result in zip(slices, wanted, results):
             if result.result is not None:
                 draws += [_Draw(s, want, w, result.result) for want in s.run.want if not isinstance(want, Hidden)]
-        if not draws:
-            return
-        draws = self._take_few(draws, hidden)
+        draws = self._take_few(draws, hidden) if draws else draws
         if not draws:
             return
         index = [d.wanted.at(row - d.slice.first) for d in draws for row in d.rows]

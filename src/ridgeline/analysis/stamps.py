@@ -22,7 +22,8 @@ from ridgeline.report.perfetto import trace
 # Functions of an LLM and the name of their spans. A function that calls another one of the same name is one span.
 FRONTEND = {"prepare": "tokenise", "step": "step", "_take": "detokenise"}
 ENGINE = {"step": "engine", "_advance": "commit", "_receive": "commit", "_report": "commit", "_place": "place"}
-RUNNER = {"forward": "forward", "execute": "execute", "_hidden": "choose", "_prompt_logprobs": "choose", "_choose": "choose"}
+RUNNER = {"forward": "forward", "_likeliest": "forward", "execute": "execute", "_hidden": "choose",
+          "_prompt_logprobs": "choose", "_choose": "choose"}
 
 
 @dataclass

@@ -1,22 +1,19 @@
 """What every model family shares: reading the config, the shape of a causal language model, its declarations."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ridgeline.batch import Batch, PassRow
+from ridgeline.batch import Batch
 from ridgeline.cache.view import CacheView
 from ridgeline.errors import UnsupportedModel
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.rope import Rotary, build_rotary
-from ridgeline.sampling.candidates import Candidates
-from ridgeline.sampling.context import RowContext
+from ridgeline.models.backend import TopHead, WholePass
 from ridgeline.types import LayerState
 from ridgeline.weights.mapping import From
 
@@ -144,41 +141,6 @@ class Backbone(nn.Module):
         return ModelOutput(self.norm(x if batch.wanted is None else x[batch.wanted]), taps)
 
 
-@dataclass
-class HeadRows:
-    """Output rows of a head: scored from all their bytes (parts of rows added up), and all, in the passes so far; pruning:
-    whether the last pass of few rows tried to leave some out."""
-
-    scored: int = 0
-    total: int = 0
-    pruning: bool = False
-
-
-class TopHead(Protocol):
-    """Finds the best tokens without writing all logits, before `CausalLM.cap`, and draws from logits."""
-
-    rows: HeadRows
-
-    def argmax(self, hidden: Tensor) -> Tensor:
-        """(W, hidden) -> (W,) int64: the most likely tokens, the lowest id of equals, -1 where a logit is not finite."""
-
-    def top(self, hidden: Tensor, k: Sequence[int], offsets: npt.NDArray[np.int64],
-            touched: npt.NDArray[np.int64], capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The k[i] largest logits of row i, those that tie with the last one included, and the logits of touched tokens.
-
-        hidden: (W, hidden); k: 0 to 72, with 0 only touched tokens are scored; offsets: (W + 1,) into touched (N,), ids that
-        ascend within a row and are no candidates. Returns ids (W, capacity) int64 ascending and -1 behind the last, scores
-        (W, capacity) fp32 and -inf behind the last, touched scores (N,), and how many candidates each row has (W,) int64;
-        negative: not known, since a logit is not finite or more than `capacity` tie.
-        """
-
-    def draw(self, logits: Tensor, rows: Sequence[RowContext], u: Sequence[float]) -> Tensor:
-        """Tokens drawn from processed fp32 logits (R, V), none of them greedy: (R,) int64; see `ridgeline.sampling.sample`."""
-
-    def draw_few(self, found: Candidates, rows: Sequence[RowContext], u: Sequence[float], *, cut: bool = True) -> Tensor:
-        """What `ridgeline.sampling.draw` does: (R,) int64, of rows that are `known`."""
-
-
 class CausalLM(nn.Module):
     """A backbone and a head. A family's __init__ builds both; parameter names are those of its checkpoints.
 
@@ -191,8 +153,8 @@ class CausalLM(nn.Module):
     feed_width: int | None = None
     # Set where a backend finds the most likely tokens without all logits.
     top_head: TopHead | None = None
-    # Set where a backend runs all but the head at once: rows, wanted tokens (None = all) and cache -> (W, hidden).
-    whole: Callable[[Sequence[PassRow], Sequence[int] | None, CacheView], Tensor] | None = None
+    # Set where a backend runs a whole pass at once.
+    whole: WholePass | None = None
     capped = False  # whether `cap` changes anything
     embed_scale = 1.0
 

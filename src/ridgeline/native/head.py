@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ridgeline.models.base import HeadRows
+from ridgeline.models.backend import HeadRows
 from ridgeline.native._native import Engine, Linear, Matrix
 from ridgeline.sampling import Candidates, RowContext, distribution, inverse_cdf
 
@@ -80,12 +80,12 @@ class NativeTopHead:
     def argmax(self, hidden: Tensor) -> Tensor:
         hidden = hidden.contiguous()
         tokens = torch.empty(len(hidden), dtype=torch.int64)
-        judge = self._judge(len(hidden), narrow=False)
+        judge = self.judge(len(hidden), narrow=False)
         if judge is not None:
-            self._count(self.engine.greedy(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr()), judge)
+            self.counted(self.engine.greedy(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr()), judge)
         else:
             self.engine.argmax(self.linear, hidden.data_ptr(), len(hidden), tokens.data_ptr())
-            self._count(self.matrix.rows, None)
+            self.counted(self.matrix.rows, None)
         return tokens
 
     def top(self, hidden: Tensor, k: Sequence[int], offsets: _Ids, touched: _Ids,
@@ -95,11 +95,11 @@ class NativeTopHead:
         ids, scores = torch.full((count, capacity), -1), torch.full((count, capacity), -torch.inf)
         apart, counts = torch.empty(len(touched)), torch.empty(count, dtype=torch.int64)
         wanted, offsets, touched = np.asarray(k, dtype=np.int64), np.ascontiguousarray(offsets), np.ascontiguousarray(touched)
-        judge = self._judge(count, narrow=max(k) > 1) if max(k) else None
+        judge = self.judge(count, narrow=max(k) > 1) if max(k) else None
         scored = self.engine.top(
             self.linear, hidden.data_ptr(), count, wanted.ctypes.data, offsets.ctypes.data, touched.ctypes.data,
             apart.data_ptr(), capacity, ids.data_ptr(), scores.data_ptr(), counts.data_ptr(), judge is not None)
-        self._count(scored, judge)
+        self.counted(scored, judge)
         return ids, scores, apart, counts
 
     def draw(self, logits: Tensor, rows: Sequence[RowContext], u: Sequence[float]) -> Tensor:
@@ -119,15 +119,15 @@ class NativeTopHead:
                              tokens.data_ptr())
         return tokens                                                          # below 0: the row's `known` is False
 
-    def _judge(self, rows: int, *, narrow: bool) -> Pruning | None:
-        """None: the whole head is to be read."""
+    def judge(self, rows: int, *, narrow: bool) -> Pruning | None:
+        """Asked once before each pass; None: the whole head is to be read. narrow: more than the best token is wanted."""
         if not self.matrix.split or rows > self.MOST_PRUNED:
             return None
         judge = self.pruning.setdefault((narrow, rows), Pruning(self.LIMITS[rows - 1]))
         self.rows.pruning = judge.wanted()
         return judge if self.rows.pruning else None
 
-    def _count(self, scored: int, judge: Pruning | None) -> None:
+    def counted(self, scored: int, judge: Pruning | None) -> None:
         self.rows.scored += scored
         self.rows.total += self.matrix.rows
         if judge is not None:

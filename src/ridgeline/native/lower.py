@@ -197,15 +197,16 @@ class _Builder:
                         for reason, names in self.notes.items()]
 
     def whole(self, engine: _native.Engine) -> None:
-        """One call for all but the head, where a family's pass is the usual one."""
+        """One call for all but the head, or with it for the most likely tokens, where a family's pass is the usual one."""
         model, backbone = self.model, self.model.model
         kind, base = type(model), CausalLM
         if type(backbone) is not Backbone or kind.forward is not base.forward or kind.embed is not base.embed:
             return
         blocks = [block for block in backbone.layers if isinstance(block, NativeBlock)]
         embedding, norm = backbone.embed_tokens, backbone.norm
-        assert isinstance(embedding, NativeEmbedding) and isinstance(norm, NativeNorm)
-        model.whole = NativeWhole(engine, embedding.matrix, model.embed_scale, blocks, norm.norm)
+        head = model.top_head
+        assert isinstance(embedding, NativeEmbedding) and isinstance(norm, NativeNorm) and isinstance(head, NativeTopHead)
+        model.whole = NativeWhole(engine, embedding.matrix, model.embed_scale, blocks, norm.norm, head)
 
     # Weights.
 

@@ -15,15 +15,18 @@ from ridgeline.cache.view import CacheView
 from ridgeline.layers.rope import Rotary
 from ridgeline.native import _native
 from ridgeline.native._native import Engine, Matrix, Norm
+from ridgeline.native.head import NativeTopHead
 from ridgeline.native.layers import NativeAttention, NativeBlock, NativeMLP, kv_addresses
 
 
 class NativeWhole:
-    """Embedding, all decoder layers and the final norm."""
+    """Embedding, all decoder layers and the final norm; for the most likely tokens the head too."""
 
-    def __init__(self, engine: Engine, embedding: Matrix, scale: float, blocks: Sequence[NativeBlock], norm: Norm):
+    def __init__(self, engine: Engine, embedding: Matrix, scale: float, blocks: Sequence[NativeBlock], norm: Norm,
+                 head: NativeTopHead):
         """scale: of embedded rows; blocks: both parts of each are native."""
         self.engine, self.model, self.hidden = engine, _native.Model(embedding, scale, norm), embedding.cols
+        self.head = head
         self.mixers = list[NativeAttention]()
         for block in blocks:
             assert isinstance(block.mix, NativeAttention) and isinstance(block.feed, NativeMLP)
@@ -37,17 +40,35 @@ class NativeWhole:
 
     def __call__(self, rows: Sequence[PassRow], wanted: Sequence[int] | None, state: CacheView) -> Tensor:
         """wanted: indexes into all the rows' tokens, None = all -> (W, hidden) fp32."""
-        if state is not self.state:                        # its tensors stay where they are
-            self.kv = [address for mixer in self.mixers for address in kv_addresses(state, mixer.layer)]
-            self.state, self.dtype = state, str(state.layout.kv_dtype).removeprefix("torch.")
-        end = max(row[0] + len(row[1]) for row in rows)    # no RoPE position reaches it
-        kept = end <= Rotary.MOST_KEPT
         held = list[tuple[Tensor, Tensor]]()
-        rope = self._kept(end) if kept else self._made(rows, held)
-        out = torch.empty(sum(len(row[1]) for row in rows) if wanted is None else len(wanted), self.hidden)
+        rope, kept = self._rope(rows, held)
+        self._at(state)
+        out = torch.empty(_count(rows, wanted), self.hidden)
         self.engine.forward(self.model, _native.Batch.of(rows, state.page_size), self.dtype, self.kv, rope, kept, wanted,
                             out.data_ptr())
         return out
+
+    def argmax(self, rows: Sequence[PassRow], wanted: Sequence[int] | None, state: CacheView) -> list[int]:
+        """The most likely token of each wanted row; -1 where a logit is not finite."""
+        held = list[tuple[Tensor, Tensor]]()
+        rope, kept = self._rope(rows, held)
+        self._at(state)
+        judge = self.head.judge(_count(rows, wanted), narrow=False)
+        tokens, scored = self.engine.best(self.model, _native.Batch.of(rows, state.page_size), self.dtype, self.kv, rope, kept,
+                                          wanted, self.head.linear, judge is not None)
+        self.head.counted(scored, judge)
+        return tokens
+
+    def _at(self, state: CacheView) -> None:
+        if state is not self.state:                        # its tensors stay where they are
+            self.kv = [address for mixer in self.mixers for address in kv_addresses(state, mixer.layer)]
+            self.state, self.dtype = state, str(state.layout.kv_dtype).removeprefix("torch.")
+
+    def _rope(self, rows: Sequence[PassRow], held: list[tuple[Tensor, Tensor]]) -> tuple[list[int], bool]:
+        """Addresses of cos and sin of each layer, and whether they are by position; what must outlive the call goes to held."""
+        end = max(row[0] + len(row[1]) for row in rows)    # no RoPE position reaches it
+        kept = end <= Rotary.MOST_KEPT
+        return self._kept(end) if kept else self._made(rows, held), kept
 
     def _kept(self, end: int) -> list[int]:
         if end > self.rope_end:
@@ -68,3 +89,7 @@ class NativeWhole:
         """Of cos and sin of each layer; 0 for one without a rotation."""
         found = {id(rotary): (cos.data_ptr(), sin.data_ptr()) for rotary, (cos, sin) in zip(self.rotaries, tables)}
         return [address for mixer in self.mixers for address in found.get(id(mixer.rotary), (0, 0))]
+
+
+def _count(rows: Sequence[PassRow], wanted: Sequence[int] | None) -> int:
+    return sum(len(row[1]) for row in rows) if wanted is None else len(wanted)
