@@ -1,4 +1,8 @@
 // Integer matrix products with AVX-512 VNNI: sixteen output rows a vector, four columns a lane.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
 #include "avx512_panel.h"
 #include "head.h"
 #include "parts.h"
@@ -20,11 +24,23 @@ struct Stream {
   }
 };
 
-// R rows of activations against V tiles; far, kept: see tiles(). first_call: of the calls for these tiles. One order of operations whatever R and V are, so that a row's
-// result is the same bit for bit alone, in a chunk and in a batch.
-template <Kind K, int R, int V>
-inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t tile_quants, const uint8_t* scales,
-                  int64_t tile_scales, int64_t blocks, const Acts& x, int64_t row, bool first_call, Stream ahead, float* out, int64_t ld, __mmask16 last) {
+// Where a call takes the codes of its tiles from. Of several calls the first unpacks them and keeps them for the others, each as
+// q8_0 has it: 512 bytes a block.
+enum class Codes { packed, keep, kept };
+
+// Kinds with a minimum for whole blocks multiply it with terms, activation scale times sum; see terms_of().
+template <Kind K>
+constexpr bool has_terms() {
+  return Traits<K>::kMinimum && !Traits<K>::kHalves;
+}
+
+// R rows of activations against V tiles. far: from a block of high nibbles to its low ones, of a split kind; terms: of these
+// rows, `blocks` a row. first_call: of the calls for these tiles. One order of operations whatever R, V and C are, so that a row's result is the same bit for bit alone,
+// in a chunk and in a batch.
+template <Kind K, int R, int V, Codes C>
+inline void micro(const uint8_t* quants, ptrdiff_t far, uint8_t* codes, int64_t tile_quants, const uint8_t* scales,
+                  int64_t tile_scales, int64_t blocks, const float* terms, const Acts& x, int64_t row, bool first_call, Stream ahead, float* out,
+                  int64_t ld, __mmask16 last) {
   using T = Traits<K>;
   constexpr Layout L = layout(K);
   constexpr int kParts = T::kHalves ? 2 : 1, kGroups = 8 / kParts;
@@ -78,18 +94,9 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t t
           }
       }
       __m512i low[V][4];
-      if constexpr (K == Kind::q8_split) {
+      if constexpr (K == Kind::q8_split && C != Codes::kept)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
-          __m512i* own = kept + (b * V + v) * 4;
-          if (first_call || !kept) T::quads(p + far + v * tile_quants, low[v]);
-#pragma GCC unroll 4
-          for (int g = 0; kept && g < 4; ++g) {
-            if (first_call) own[g] = low[v][g];
-            else low[v][g] = own[g];
-          }
-        }
-      }
+        for (int v = 0; v < V; ++v) T::quads(p + far + v * tile_quants, low[v]);
 #pragma GCC unroll 2
       for (int h = 0; h < kParts; ++h) {
         const auto total = [&](int r) { return kParts == 2 ? sum[r][2 * b + h] : sum[r][2 * b] + sum[r][2 * b + 1]; };
@@ -109,8 +116,11 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t t
           __m512i w[V];
 #pragma GCC unroll 8
           for (int v = 0; v < V; ++v) {
-            if constexpr (K == Kind::q8_split) w[v] = T::load(p + v * tile_quants, low[v][g & 3], g);
+            uint8_t* own = codes + ((v * blocks + b) * 8 + g) * 64;
+            if constexpr (C == Codes::kept) w[v] = _mm512_load_si512(own);
+            else if constexpr (K == Kind::q8_split) w[v] = T::load(p + v * tile_quants, low[v][g & 3], g);
             else w[v] = T::load(p + v * tile_quants, g);
+            if constexpr (C == Codes::keep) _mm512_store_si512(own, w[v]);
           }
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
@@ -130,7 +140,8 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t t
             if constexpr (kChains == 2) integer = _mm512_add_epi32(integer, acc[r][v][1]);
             f[r][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integer), _mm512_mul_ps(scale, _mm512_set1_ps(a)), f[r][v]);
             if constexpr (T::kMinimum)
-              f[r][v] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(a * static_cast<float>(total(r))), f[r][v]);
+              f[r][v] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(has_terms<K>() ? terms[r * blocks + b]
+                                                                                : a * static_cast<float>(total(r))), f[r][v]);
           }
         }
       }
@@ -144,24 +155,55 @@ inline void micro(const uint8_t* quants, ptrdiff_t far, __m512i* kept, int64_t t
                             f[r][v]);
 }
 
-// Rows first_row <= r < last_row against tiles t .. t + V - 1.
+// From how many calls on it pays that the first keeps its codes, on one core from the L2 cache. 32 rows: q8_split and q5_0 x1.1,
+// q5_k and q3_k x1.15; 16 rows: q6_k x1.04. Kinds that take hardly any work to unpack lose up to 4 %: never.
+template <Kind K>
+constexpr int64_t keeps_from() {
+  if (K == Kind::q8_split || K == Kind::q5_0 || K == Kind::q5_1 || K == Kind::q5_k || K == Kind::q3_k) return 2;
+  return K == Kind::q6_k ? 3 : std::numeric_limits<int64_t>::max();
+}
+constexpr int64_t kKept = 256;   // blocks of a pair of tiles whose codes are kept: 256 KB on the stack
+
+// Rows first_row <= r < last_row against tiles t .. t + V - 1. terms: from row first_row on.
 template <Kind K, int V>
-void tiles(const Weights& w, const Acts& x, int64_t first_row, int64_t last_row, int64_t t, float* out, int64_t ld) {
+void tiles(const Weights& w, const Acts& x, const float* terms, int64_t first_row, int64_t last_row, int64_t t, float* out,
+           int64_t ld) {
   constexpr Layout L = layout(K);
   const int64_t blocks = w.blocks(), tq = blocks * L.quants, ts = w.supers() * L.scales;
   const uint8_t* q = w.quants + t * tq;
-  const ptrdiff_t far = w.low ? w.low - w.quants : 0;      // from a block of high nibbles to its low ones
+  const ptrdiff_t far = w.low ? w.low - w.quants : 0;
   const uint8_t* s = w.scales + t * ts;
-  // Of more than one call the first keeps the low nibbles as it transposed them for the others (8 and 32 rows: 6 % and 8 %).
-  constexpr bool kKeeps = K == Kind::q8_split && V == 2;
-  __m512i room[kKeeps ? 4 * V * kHeadBlocks : 1];
-  __m512i* kept = kKeeps && last_row - first_row > kMicroRows && blocks <= kHeadBlocks ? room : nullptr;
   const int64_t calls = calls_for(last_row - first_row);
   int64_t call = 0;
-  in_calls(first_row, last_row, [&]<int R>(int64_t r) {
+  const auto one = [&]<int R, Codes C>(int64_t r, uint8_t* codes) {
     const Stream ahead(q + V * tq, V * tq, call++, calls, blocks);
-    micro<K, R, V>(q, far, kept, tq, s, ts, blocks, x, r, r == first_row, ahead, out + t * kTile, ld, lanes(w, t + V - 1));
-  });
+    micro<K, R, V, C>(q, far, codes, tq, s, ts, blocks, has_terms<K>() ? terms + (r - first_row) * blocks : nullptr, x, r,
+                      r == first_row, ahead, out + t * kTile, ld, lanes(w, t + V - 1));
+  };
+  if constexpr (keeps_from<K>() < kRows && V == 2)
+    if (calls >= keeps_from<K>() && blocks <= kKept) {
+      alignas(64) uint8_t codes[V * kKept * 512];
+      in_calls(first_row, last_row, [&]<int R>(int64_t r) {
+        if (r == first_row) one.template operator()<R, Codes::keep>(r, codes);
+        else one.template operator()<R, Codes::kept>(r, codes);
+      });
+      return;
+    }
+  in_calls(first_row, last_row, [&]<int R>(int64_t r) { one.template operator()<R, Codes::packed>(r, nullptr); });
+}
+
+// Activation scale times sum of each block of some rows. Once for all tiles: a conversion, a product and a broadcast from a
+// register for each block in a call cost q4_k 2 %, q4_1 3 %.
+const float* terms_of(const Acts& x, int64_t first_row, int64_t last_row, int64_t blocks) {
+  thread_local std::vector<float> terms;
+  terms.resize(std::max(terms.size(), static_cast<size_t>((last_row - first_row) * blocks)));
+  float* to = terms.data();
+  for (int64_t r = first_row; r < last_row; ++r, to += blocks) {
+    const float* scale = x.scale + r * (x.stride / kBlock);
+    const int32_t* sum = x.sum + r * (x.stride / 16);
+    for (int64_t b = 0; b < blocks; ++b) to[b] = scale[b] * static_cast<float>(sum[2 * b] + sum[2 * b + 1]);
+  }
+  return terms.data();
 }
 
 template <Kind K>
@@ -171,11 +213,12 @@ void gemm_kind(const Weights& w, const Acts& x, int64_t first, int64_t last, flo
   const int64_t chunks = (x.rows + kRows - 1) / kRows;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t row = x.rows * chunk / chunks, end = x.rows * (chunk + 1) / chunks;
+    const float* terms = has_terms<K>() ? terms_of(x, row, end, w.blocks()) : nullptr;
     int64_t t = first;
     // One or two rows read one tile at a time: a single stream in address order.
     if (x.rows > kStreamRows)
-      for (; t + 2 <= last; t += 2) tiles<K, 2>(w, x, row, end, t, out, ld);
-    for (; t < last; ++t) tiles<K, 1>(w, x, row, end, t, out, ld);
+      for (; t + 2 <= last; t += 2) tiles<K, 2>(w, x, terms, row, end, t, out, ld);
+    for (; t < last; ++t) tiles<K, 1>(w, x, terms, row, end, t, out, ld);
   }
 }
 

@@ -45,7 +45,7 @@ inline void in_calls(int64_t first, int64_t last, const F& f) {
   }
 }
 
-// From this many rows on, a pair of tiles is unpacked once, 2,048 columns at a time, for all rows of a chunk (512 rows of
+// From this many rows on, a pair of tiles of some kinds is unpacked once, 2,048 columns at a time, for all rows of a chunk (512 rows of
 // q5_k: 261 to 316 GOPS on one core, q4_k 302 to 314).
 constexpr int64_t kPanelRows = 48;
 constexpr int64_t kPanel = 64;  // blocks; 74 KB unpacked, from the L2 cache. 16 blocks would stay in L1 and are slower
@@ -73,7 +73,6 @@ inline void unpack(const Weights& w, int64_t t, int64_t first, int64_t count, P&
   using T = Traits<K>;
   constexpr Layout L = layout(K);
   const int64_t tq = w.blocks() * L.quants, ts = w.supers() * L.scales;
-  const ptrdiff_t far = w.low ? w.low - w.quants : 0;
 #pragma GCC unroll 2
   for (int v = 0; v < V; ++v) {
     const uint8_t* q = w.quants + (t + v) * tq + first * L.quants;
@@ -84,13 +83,8 @@ inline void unpack(const Weights& w, int64_t t, int64_t first, int64_t count, P&
       const int inner = static_cast<int>(b % L.super);
       if (inner == 0) head = T::head(s + b / L.super * L.scales);
       const uint8_t* super = s + b / L.super * L.scales;
-      __m512i low[4];
-      if constexpr (K == Kind::q8_split) T::quads(q + far, low);
 #pragma GCC unroll 8
-      for (int g = 0; g < 8; ++g) {
-        if constexpr (K == Kind::q8_split) _mm512_store_si512(to.codes[v][g], T::load(q, low[g & 3], g));
-        else _mm512_store_si512(to.codes[v][g], T::load(q, g));
-      }
+      for (int g = 0; g < 8; ++g) _mm512_store_si512(to.codes[v][g], T::load(q, g));
       for (int h = 0; h < P::kParts; ++h) {
         to.scale[v][h] = T::scale(head, super, inner, h);
         if constexpr (T::kMinimum) to.minimum[v][h] = T::minimum(head, super, inner, h);
@@ -103,7 +97,7 @@ inline void unpack(const Weights& w, int64_t t, int64_t first, int64_t count, P&
 // holds. next: the same columns of the next tiles, to be prefetched; null: not in this call.
 template <Kind K, int R, int V, typename P>
 inline void micro_panel(const P& panel, int64_t blocks, const Acts& x, int64_t row, int64_t first_block, int64_t term_row,
-                        const uint8_t* next, ptrdiff_t far, int64_t tile_quants, float* out, int64_t ld, __mmask16 last) {
+                        const uint8_t* next, int64_t tile_quants, float* out, int64_t ld, __mmask16 last) {
   constexpr bool kMinimum = Traits<K>::kMinimum;
   constexpr int kParts = P::kParts, kGroups = 8 / kParts;
   const int8_t* q[R];
@@ -126,10 +120,7 @@ inline void micro_panel(const P& panel, int64_t blocks, const Acts& x, int64_t r
     if (next) {
       constexpr int kQuants = layout(K).quants;
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) {
-        prefetch<kQuants, _MM_HINT_T1>(next + v * tile_quants + b * kQuants);
-        if constexpr (K == Kind::q8_split) prefetch<kQuants, _MM_HINT_T1>(next + far + v * tile_quants + b * kQuants);
-      }
+      for (int v = 0; v < V; ++v) prefetch<kQuants, _MM_HINT_T1>(next + v * tile_quants + b * kQuants);
     }
     const auto term = [&](int r, int h) { return panel.terms[term_row + r][b][h]; };
 #pragma GCC unroll 2
@@ -177,20 +168,19 @@ inline void panel_tiles(const Weights& w, const Acts& x, int64_t row, int64_t en
                         int64_t count, P& panel, float* out, int64_t ld) {
   constexpr Layout L = layout(K);
   const int64_t tq = w.blocks() * L.quants;
-  const ptrdiff_t far = w.low ? w.low - w.quants : 0;
   const uint8_t* next = t + V < w.tiles() ? w.quants + (t + V) * tq + first * L.quants : nullptr;
   unpack<K, V>(w, t, first, count, panel);
   in_calls(row, end, [&]<int R>(int64_t r) {
-    micro_panel<K, R, V>(panel, count, x, r, first, r - row, r == row ? next : nullptr, far, tq, out + t * kTile, ld,
+    micro_panel<K, R, V>(panel, count, x, r, first, r - row, r == row ? next : nullptr, tq, out + t * kTile, ld,
                          lanes(w, t + V - 1));
   });
 }
 
-// Kinds that gain from it: q8_0 and q4_0 are as fast unpacked on the way, and so are the groups, which also have both an
-// offset and a minimum, two terms.
+// Kinds that gain from it: those whose scales and minima take work as well. For others it is enough that the first call keeps
+// its codes.
 template <Kind K>
 constexpr bool has_panels() {
-  return K != Kind::q8_0 && K != Kind::q4_0 && Traits<K>::kMinimum == (Traits<K>::kOffset == 0);
+  return layout(K).super == 8;
 }
 
 template <Kind K>
