@@ -114,6 +114,10 @@ inline void micro_panel(const P& panel, int64_t blocks, const Acts& x, int64_t r
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v)
       f[r][v] = first_block == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask(v), out + (row + r) * ld + v * kTile);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) __builtin_prefetch(out + (row + r) * ld + v * kTile, 1);
 #pragma GCC unroll 1
   for (int64_t b = 0; b < blocks; ++b) {
     const auto& block = panel.blocks[b];
