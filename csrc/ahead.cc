@@ -27,7 +27,7 @@ int64_t start_of(const Weights& w, int64_t tile, int64_t bytes, const Add& add) 
 
 }  // namespace
 
-// With fewer rows than threads some wait while others norm a row; they fetch the start of the first thread's part too.
+// With fewer rows than threads some wait while others norm a row; one of them fetches the start of the first thread's part too.
 void Engine::expect(int thread, const Linear& linear, int64_t rows) {
   Ahead& ahead = team.ahead(thread);
   const Weights w = linear.matrix->view();
@@ -37,7 +37,7 @@ void Engine::expect(int thread, const Linear& linear, int64_t rows) {
   };
   ahead.clear();
   start(thread);
-  if (rows < threads && thread > 0) start(0);
+  if (rows < threads && thread == 1) start(0);
 }
 
 void Engine::expect(int thread, const AttentionBlock& block, int64_t rows) {
@@ -58,7 +58,7 @@ void Engine::expect(int thread, const AttentionBlock& block, int64_t rows) {
   };
   ahead.clear();
   start(thread);
-  if (rows < team.size() && thread > 0) start(0);
+  if (rows < team.size() && thread == 1) start(0);
 }
 
 // The keys and values that a thread's first item begins with, of decoding rows.
