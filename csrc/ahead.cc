@@ -10,7 +10,6 @@ namespace {
 // stay in the L3 cache until it is read.
 constexpr int64_t kStart = 64 << 10, kGap = 8 << 20;
 constexpr int64_t kFew = 12;      // rows up to which products wait for memory
-constexpr int64_t kKeys = 64;     // that attention computes at once
 
 // Up to `bytes` from a tile on, of every region.
 template <class Add>
@@ -68,7 +67,7 @@ void Engine::expect(int thread, const AttentionBlock& block, const BatchView& ba
   if (batch.tokens != batch.rows) return;
   const int64_t row = thread / block.kv_heads % batch.rows, head = thread % block.kv_heads;
   const int64_t bytes = kv_bytes(kv.type), page_bytes = batch.page_size * kv.d * bytes;
-  const int64_t first = batch.lo[row] / batch.page_size, pages = (kKeys + batch.page_size - 1) / batch.page_size;
+  const int64_t first = batch.lo[row] / batch.page_size, pages = (kStep + batch.page_size - 1) / batch.page_size;
   const int64_t last = std::min((batch.hi[row] + batch.page_size - 1) / batch.page_size, first + pages);
   for (const void* region : {kv.k, kv.v})
     for (int64_t p = first; p < last; ++p) {

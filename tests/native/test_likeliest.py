@@ -74,14 +74,13 @@ def test_logits_that_are_no_numbers_end_the_request_as_ever(tmp_path: Path) -> N
     llm = LLM(tmp_path, backend="native", threads=1, num_pages=64)
     model = llm.loaded.model
     whole = whole_of(model)
-    good = llm.generate([{"prompt_token_ids": [5, 6]}], GREEDY)[0].outputs[0].token_ids
+    assert llm.generate([{"prompt_token_ids": [5, 6]}], GREEDY)[0].error is None
     broken = _native.Norm("rms", [float("nan")] * whole.hidden, [], 1e-6)
-    mixers = list(whole.mixers)
     whole.model = _native.Model(whole.head.matrix, 1.0, broken)
     for block in model.model.layers:
         whole.model.add(block.mix.block, block.feed.block)
     answer = llm.generate([{"prompt_token_ids": [5, 6]}], GREEDY)[0]
-    assert "not a number" in str(answer.error) and mixers == whole.mixers and good
+    assert "not a number" in str(answer.error)
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
