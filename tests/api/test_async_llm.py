@@ -14,10 +14,17 @@ import pytest
 
 from ridgeline import LLM, AsyncLLM, SamplingParams
 from ridgeline.errors import EngineError, InvalidParams, InvalidPrompt
-from tiny_checkpoint import Script
+from tiny_checkpoint import Script, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=240, ignore_eos=True)
+# A step takes 0.1 ms: not over before it is left.
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=16000, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def shared_llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(write_checkpoint(tmp_path_factory.mktemp("long"), max_position_embeddings=16384), threads=1, max_num_seqs=8)
 
 
 def run(llm: LLM, body: Callable[[AsyncLLM], Awaitable[None]]) -> None:
@@ -72,10 +79,10 @@ def test_the_deltas_of_a_slow_reader_add_up(llm: LLM) -> None:
 
 def test_leaving_early_aborts(llm: LLM) -> None:
     async def body(engine: AsyncLLM) -> None:
-        async for _ in engine.generate("The sea", LONG):
+        async for _ in engine.generate("The sea", ENDLESS):
             break
         await idle(llm)
-        task = asyncio.create_task(collect(engine, "The sea", LONG))
+        task = asyncio.create_task(collect(engine, "The sea", ENDLESS))
         while not llm.engine.scheduler.running:
             await asyncio.sleep(0.001)
         task.cancel()
@@ -98,7 +105,7 @@ def test_callers_come_and_go_at_random(llm: LLM) -> None:
         await asyncio.sleep(draw.random() * 0.2)
         if outputs is None:
             return await collect(engine, f"{i} sea")
-        stream = engine.generate(f"{i} sea", LONG)
+        stream = engine.generate(f"{i} sea", ENDLESS)
         for _ in range(outputs):
             await anext(stream)
         await stream.aclose()
@@ -180,7 +187,7 @@ def test_an_engine_that_cannot_even_abort_ends_and_says_so(folder: object, monke
 def test_closing_ends_what_runs(llm: LLM) -> None:
     async def main() -> None:
         engine = AsyncLLM(llm)
-        tasks = [asyncio.create_task(collect(engine, "The sea", LONG)) for _ in range(12)]
+        tasks = [asyncio.create_task(collect(engine, "The sea", ENDLESS)) for _ in range(12)]
         while not llm.engine.scheduler.running:
             await asyncio.sleep(0.001)
         await asyncio.gather(engine.close(), engine.close())
@@ -215,7 +222,7 @@ def test_a_program_that_ends_without_closing_ends_well(folder: object) -> None:
 def test_an_event_loop_that_dies_takes_its_requests_along(llm: LLM) -> None:
     engine = AsyncLLM(llm)
     loop = asyncio.new_event_loop()
-    stream = engine.generate("The sea", LONG)
+    stream = engine.generate("The sea", ENDLESS)
     loop.run_until_complete(stream.__anext__())
     loop.close()                                           # nobody closes the stream
 
@@ -229,7 +236,7 @@ def test_an_event_loop_that_dies_takes_its_requests_along(llm: LLM) -> None:
 
 def test_abort_by_id_and_chat(llm: LLM) -> None:
     async def body(engine: AsyncLLM) -> None:
-        task = asyncio.create_task(collect(engine, "The sea", LONG, request_id="mine"))
+        task = asyncio.create_task(collect(engine, "The sea", ENDLESS, request_id="mine"))
         while not llm.engine.scheduler.running:
             await asyncio.sleep(0.001)
         with pytest.raises(InvalidParams, match="in use"):
